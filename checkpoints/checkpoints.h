@@ -1,0 +1,97 @@
+// Training state (HDF5), inference export (safetensors, .pt, merged), and import of other people's
+// Forecast weights.
+//
+// Every file is complete or absent (common/util.h). Loading checks everything before it changes the
+// caller's data. No call here is collective: rank 0 writes.
+#ifndef SPARDA_CHECKPOINTS_H
+#define SPARDA_CHECKPOINTS_H
+
+#include "common/status.h"
+#include "model/forecast.h"
+#include "model/model.h"
+
+#include <jansson.h>
+
+// ---- training state -----------------------------------------------------------------------------
+
+typedef struct sp_train_state {
+    sp_forecast weights;      // fp32 master, L+1 matrices
+    float *exp_avg, *exp_avg_sq; // moments of the L trained matrices, contiguous; NULL if absent
+    int64_t step;             // optimiser steps done
+    int64_t samples;          // global samples consumed = step * global_batch
+    int64_t tokens;           // cumulative training tokens used
+    int64_t used_rows, skipped_rows;
+    int64_t stage;            // of the progressive schedule
+    uint64_t seed;
+    char *config;             // resolved configuration, YAML
+    char *data_identity;      // sp_dataset_identity
+    char *cpu_blas;           // SGEMM library in use, "" on CUDA
+    // identity of the base model and of the grids it was trained for
+    char *base_name;
+    char base_config_sha256[SP_SHA256_HEX], base_weights_sha256[SP_SHA256_HEX];
+    sp_heads heads;
+    int64_t hidden;
+    sp_sparse_config sparse;
+    sp_grid teacher; // active teacher grid
+    int align;       // sp_align
+    bool mask_future;
+    char *program;   // version text of the writer
+} sp_train_state;
+
+void sp_train_state_free(sp_train_state *s); // frees members, not s
+sp_status sp_state_save(const char *path, const sp_train_state *s);
+// Verifies the per-tensor checksums. Base identity is compared by sp_state_check_base.
+sp_status sp_state_load(const char *path, sp_train_state *out);
+// SP_BAD_INPUT listing every difference between the state and this base model.
+sp_status sp_state_check_base(const sp_train_state *s, const sp_model_desc *d,
+                              const char *weights_sha256);
+
+// Newest complete checkpoint of a run folder (by step number in the name step-NNNNNNN.h5, then
+// verified to open); `path` NULL if there is none. Files that do not open are named in a warning.
+sp_status sp_newest_checkpoint(const char *run_dir, char **path);
+// Removes old ones: keeps the `keep_last` newest, every step divisible by keep_every (0 = none),
+// and always `keep_path`.
+sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t keep_every,
+                                const char *keep_path);
+
+// ---- import -------------------------------------------------------------------------------------
+
+typedef struct sp_imported {
+    int64_t step;          // -1 if the file does not say
+    json_t *sparse_config; // NULL if the file has none
+    char *base_model;      // NULL if unknown
+    char *format;          // "safetensors", "pt", "state", for people
+} sp_imported;
+void sp_imported_free(sp_imported *i);
+
+// Forecast weights from safetensors, .pt (ours or the public trainer's ckpt-N.pt, wrapped or bare)
+// or an HDF5 state, a file or an export folder, into `out` (allocated by sp_forecast_alloc for the
+// base model, whose shapes must match). Missing, misshapen or unknown Forecast tensors are all
+// listed. A missing last-layer matrix (never used) is allowed and set to 0; tensors that are no
+// Forecast weights are ignored. `info` may be NULL.
+sp_status sp_forecast_import(const char *path, sp_forecast *out, sp_imported *info);
+
+// ---- export -------------------------------------------------------------------------------------
+
+typedef struct sp_export_args {
+    const char *out_dir;
+    bool safetensors, pt;
+    const char *merge_base; // NULL: no merge
+} sp_export_args;
+// From a checkpoint file or a run folder (its newest). A pure function of the checkpoint and, for
+// parity vectors, of the base model named in it.
+sp_status sp_export(const char *checkpoint, const sp_export_args *a);
+
+// .pt writing and reading (formats.md 3)
+sp_status sp_pt_write(const char *path, const sp_forecast *f, int64_t step, json_t *sparse_config,
+                      const char *base_model);
+
+// One-page text about any file this program reads: state, safetensors, .pt, MDS or HDF5 data,
+// model folder, run folder, export folder (`sparda info`). Caller frees.
+sp_status sp_info_text(const char *path, char **text);
+
+// ---- commands -----------------------------------------------------------------------------------
+sp_status sp_export_command(int argc, char **argv); // argv[0] is "export"
+sp_status sp_info_command(int argc, char **argv);   // argv[0] is "info"
+
+#endif

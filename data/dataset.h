@@ -1,0 +1,95 @@
+// Token rows from whatever the user has: HDF5 token shards, MDS domains, folders of either; and the
+// order in which training reads them.
+//
+// A data set is a list of entries (design 3.2 `data`); an entry is the concatenation of the rows of
+// its files, in name or index order. Opening reads headers and indexes only, checks every size,
+// count and offset, and reports all problems together. Reading is thread-safe.
+//
+// The order is a pure function of (seed, index): it does not depend on ranks, hosts, accumulation
+// or resume, and costs O(1) per sample (documented in data/README.md).
+#ifndef SPARDA_DATASET_H
+#define SPARDA_DATASET_H
+
+#include "common/config.h"
+#include "common/status.h"
+
+#include <stdint.h>
+
+typedef struct sp_dataset sp_dataset;
+
+typedef struct sp_dataset_options {
+    int64_t vocab;      // ids must be in 0..vocab-1; 0 = only negative ids are refused
+    bool allow_missing; // a missing entry is skipped with a warning and the rest renormalised
+} sp_dataset_options;
+
+sp_status sp_dataset_open(const sp_data_list *entries, const sp_dataset_options *o,
+                          sp_dataset **out);
+void sp_dataset_close(sp_dataset *d);
+
+int64_t sp_dataset_entries(const sp_dataset *d);
+const char *sp_dataset_entry_path(const sp_dataset *d, int64_t entry);
+double sp_dataset_proportion(const sp_dataset *d, int64_t entry); // normalised
+int64_t sp_dataset_rows(const sp_dataset *d, int64_t entry);
+sp_status sp_dataset_row_length(const sp_dataset *d, int64_t entry, int64_t row, int64_t *tokens);
+// First min(length, max) tokens of a row. An id out of range is SP_BAD_INPUT naming file, row,
+// position and id.
+sp_status sp_dataset_read(const sp_dataset *d, int64_t entry, int64_t row, int64_t max,
+                          int32_t *tokens, int64_t *n);
+
+typedef struct sp_domain_info {
+    char *name;
+    int64_t rows, tokens;
+} sp_domain_info;
+typedef struct sp_dataset_info { // for `data info`
+    sp_domain_info *domain;
+    int64_t n_domains, rows, tokens, min_length, max_length;
+} sp_dataset_info;
+sp_status sp_dataset_describe(const sp_dataset *d, sp_dataset_info *out);
+void sp_dataset_info_free(sp_dataset_info *i);
+// Identity for resume: hash over the files' names, sizes and row counts.
+sp_status sp_dataset_identity(const sp_dataset *d, char hex[65]);
+
+// ---- order --------------------------------------------------------------------------------------
+
+typedef struct sp_sampler sp_sampler;
+typedef struct sp_sampler_args {
+    sp_data_order order;
+    sp_short_rows short_rows;
+    int64_t seq_len;
+    uint64_t seed;
+} sp_sampler_args;
+typedef struct sp_sampler_counts { // over all rows of the data set
+    int64_t rows, cut, short_kept, short_dropped, packs;
+} sp_sampler_counts;
+
+sp_status sp_sampler_open(const sp_dataset *d, const sp_sampler_args *a, sp_sampler **out);
+void sp_sampler_close(sp_sampler *s);
+sp_sampler_counts sp_sampler_count(const sp_sampler *s);
+// Sample `index` (0, 1, 2, ...) of the run: up to seq_len tokens. `id` receives the row's name for
+// messages, e.g. "data/train-0000.h5:17" (128 bytes; may be NULL).
+sp_status sp_sampler_read(const sp_sampler *s, uint64_t index, int32_t *tokens, int64_t *n,
+                          char id[128]);
+
+// The keyed permutation of 0..n-1 behind the shuffled order (a Feistel network with cycle walking).
+uint64_t sp_permute(uint64_t key, uint64_t n, uint64_t i);
+
+// ---- HDF5 token shards (design 3.4) -------------------------------------------------------------
+
+typedef struct sp_shard_writer sp_shard_writer;
+typedef struct sp_shard_meta {
+    const char *tokenizer; // identity text, e.g. "synthetic-1024"
+    int64_t vocab;
+    const char *const *domains;
+    int64_t n_domains;
+} sp_shard_meta;
+// Complete or absent: appears under `path` only when finished.
+sp_status sp_shard_create(const char *path, const sp_shard_meta *meta, sp_shard_writer **out);
+sp_status sp_shard_append(sp_shard_writer *w, const int32_t *tokens, int64_t n, int64_t domain);
+sp_status sp_shard_finish(sp_shard_writer *w);  // frees w in every case
+void sp_shard_abandon(sp_shard_writer *w);      // removes the temporary file
+
+// ---- commands (`sparda data ...`) ---------------------------------------------------------------
+
+sp_status sp_data_command(int argc, char **argv); // argv[0] is "data"
+
+#endif
