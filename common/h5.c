@@ -1,0 +1,46 @@
+#include "common/h5.h"
+
+#include <pthread.h>
+#include <stdio.h>
+
+static pthread_mutex_t lock;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static _Thread_local char reason[256];
+
+static void make_lock(void) {
+    pthread_mutexattr_t a;
+    pthread_mutexattr_init(&a);
+    pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&lock, &a);
+    pthread_mutexattr_destroy(&a);
+}
+
+void sp_h5_begin(void) {
+    pthread_once(&once, make_lock);
+    pthread_mutex_lock(&lock);
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+}
+
+void sp_h5_end(void) { pthread_mutex_unlock(&lock); }
+
+static herr_t keep_reason(unsigned n, const H5E_error2_t *e, void *user) {
+    (void)user;
+    if (n == 0) snprintf(reason, sizeof reason, "%s", e->desc ? e->desc : "unknown");
+    return 0;
+}
+
+const char *sp_h5_reason(void) {
+    reason[0] = 0;
+    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_reason, NULL);
+    return reason[0] ? reason : "unknown reason";
+}
+
+hid_t sp_h5_open_readonly(const char *path) {
+    hid_t fapl = H5Pcreate(H5P_FILE_ACCESS);
+#if H5_VERSION_GE(1, 10, 7)
+    H5Pset_file_locking(fapl, false, true);
+#endif
+    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, fapl);
+    H5Pclose(fapl);
+    return file;
+}

@@ -1,0 +1,18 @@
+// HDF5 is not thread-safe as Debian builds it, and prints its own error stacks. Every use of the
+// library stands between sp_h5_begin and sp_h5_end: one lock for the process, printing off.
+#ifndef SPARDA_H5_H
+#define SPARDA_H5_H
+
+#include "common/status.h"
+
+#include <hdf5.h>
+
+void sp_h5_begin(void); // recursive per thread
+void sp_h5_end(void);
+// "reason of the innermost HDF5 error" of this thread, for use in our message; call before any
+// other HDF5 function.
+const char *sp_h5_reason(void);
+// Read-only and without a file lock (network file systems refuse it). Between begin and end.
+hid_t sp_h5_open_readonly(const char *path);
+
+#endif

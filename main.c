@@ -1,0 +1,75 @@
+// sparda <command>: dispatch, the one place that prints errors and ends the process.
+#include "checkpoints/checkpoints.h"
+#include "common/build.h"
+#include "common/log.h"
+#include "data/dataset.h"
+#include "train/ranks.h"
+#include "train/train.h"
+#include "validate/validate.h"
+
+#include <stdio.h>
+#include <string.h>
+
+typedef struct command {
+    const char *name, *usage, *help;
+    sp_status (*run)(int argc, char **argv);
+} command;
+
+static const command commands[] = {
+    {"train", "CONFIG.yaml [--set key=value ...] [--out DIR] [--resume[=auto] | --force]",
+     "train the Forecast projections of a base model", sp_train_command},
+    {"export", "CHECKPOINT --out DIR [--format safetensors,pt] [--merge BASE_DIR] [--validate]",
+     "write an inference-ready checkpoint from a training state", sp_export_command},
+    {"validate", "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict]",
+     "check an exported checkpoint and measure its quality", sp_validate_command},
+    {"data", "synth|info ...", "make or describe token data", sp_data_command},
+    {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
+    {"bench", "OPERATION|train-step [--json FILE]", "measure speed", sp_bench_command},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+static void print_help(FILE *f) {
+    fprintf(f, "sparda %s: trains, exports and validates SparDA Forecast projections\n\n",
+            SPARDA_VERSION);
+    for (int i = 0; i < N_COMMANDS; i++)
+        fprintf(f, "  sparda %-9s%s\n      %s\n", commands[i].name, commands[i].usage,
+                commands[i].help);
+    fputs("\n  sparda COMMAND --help   its arguments\n  sparda --version\n\n"
+          "Exit status: 0 success, 1 a validation check failed, 2 wrong input, 3 the environment "
+          "failed.\n",
+          f);
+}
+
+static sp_status run(int argc, char **argv) {
+    if (argc < 2) {
+        print_help(stderr);
+        return sp_error(SP_BAD_INPUT, "no command given; try 'sparda train configs/tiny.yaml'");
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        print_help(stdout);
+        return SP_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("sparda %s (%s, %s, %s, MPI %s, CUDA %s)\n", SPARDA_VERSION, SPARDA_GIT,
+               SPARDA_COMPILER, SPARDA_BUILD_TYPE, SPARDA_HAVE_MPI ? "yes" : "no",
+               SPARDA_HAVE_CUDA ? "yes" : "no");
+        return SP_OK;
+    }
+    for (int i = 0; i < N_COMMANDS; i++)
+        if (strcmp(argv[1], commands[i].name) == 0) return commands[i].run(argc - 1, argv + 1);
+    return sp_error(SP_BAD_INPUT, "unknown command '%s'; 'sparda --help' lists them", argv[1]);
+}
+
+int main(int argc, char **argv) {
+    sp_status st = run(argc, argv);
+    if (st != SP_OK && st != SP_CHECK_FAILED) {
+        sp_progress("%s", "");
+        fprintf(stderr, "sparda: error: %s\n", sp_error_text());
+        // A fault of ours or of the machine is easier to find with its path through the program.
+        if (st == SP_ENVIRONMENT) fputs(sp_error_trace(), stderr);
+    }
+    sp_log_close();
+    if (st == SP_BAD_INPUT || st == SP_ENVIRONMENT) sp_ranks_abort((int)st);
+    sp_ranks_close();
+    return (int)st;
+}
