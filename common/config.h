@@ -3,7 +3,8 @@
 //
 // Every value knows where it came from, so the header can say so. Problems (unknown keys, wrong
 // types, trailing characters, out-of-range values, repeated keys) are collected and reported
-// together with file:line:column, SP_BAD_INPUT. Relative paths in a file start at the file's folder.
+// together with file:line:column, SP_BAD_INPUT. Relative paths in a file start at the file's
+// folder.
 #ifndef SPARDA_CONFIG_H
 #define SPARDA_CONFIG_H
 
@@ -26,13 +27,19 @@ typedef struct sp_int_option { // an optional integer
     int64_t value;
 } sp_int_option;
 
+typedef struct sp_int_list {
+    int64_t *value;
+    int64_t n;
+} sp_int_list;
+
+typedef enum sp_after { SP_AFTER_EXPORT = 1, SP_AFTER_VALIDATE = 2 } sp_after; // bits
 typedef enum sp_data_order { SP_ORDER_SHUFFLED, SP_ORDER_SEQUENTIAL } sp_data_order;
 typedef enum sp_short_rows { SP_SHORT_KEEP, SP_SHORT_DROP, SP_SHORT_PACK } sp_short_rows;
 
 typedef struct sp_config {
     char *file; // the YAML file, NULL if none
 
-    char *name; // of the run; default: the configuration file's name without its ending
+    char *name; // of the run; default: the configuration file's name without its ending, or "run"
     char *base;
     sp_data_list data;
     int data_order; // sp_data_order
@@ -44,7 +51,7 @@ typedef struct sp_config {
     double lr;
     int64_t warmup_steps;
     double weight_decay;
-    double max_grad_norm;
+    double max_grad_norm; // <= 0: no clipping
     int64_t global_batch, micro_batch;
     int64_t seed;
     char *init_from; // NULL: random
@@ -59,28 +66,28 @@ typedef struct sp_config {
     struct { // keys sparse_config.*
         sp_int_option kernel_size, kernel_stride, init_blocks, block_size, window_size, topk,
             dense_len;
+        bool use_nope; // always false: true is refused
     } sparse_config;
 
-    char *backend;  // auto, cpu, cuda
-    char *cpu_blas; // auto, openblas, onednn
-    int64_t threads;
+    char *backend;   // auto, cpu, cuda
+    char *cpu_blas;  // auto, openblas, onednn
+    int64_t threads; // 0: the cores divided by the ranks of the host
     bool deterministic;
 
     int64_t save_every_steps, keep_last, keep_every;
     int64_t eval_every_steps, eval_rows;
     sp_data_list eval_data;
-    bool after_export, after_validate; // key after_training: list of export, validate
+    unsigned after_training; // sp_after bits
     int64_t time_limit_min, max_nonfinite_steps;
 
     // key validate.*: the validation pass
     struct {
-        int64_t samples;        // needle sequences per task and length
-        int64_t *lengths;       // list; empty = chosen from the model
-        int64_t n_lengths;
-        int64_t lm_rows;        // sequences of the language-model loss
+        int64_t samples;     // needle sequences per task and length
+        sp_int_list lengths; // empty: chosen from the model
+        int64_t lm_rows;     // sequences of the language-model loss
     } validate;
 
-    unsigned char *set_by; // per table row: 0 default, 1 file, 2 --set
+    char **source; // per table row: "FILE:LINE" or "--set"; NULL: default
 } sp_config;
 
 // Defaults, then `file` (may be NULL), then the --set assignments "key=value" in order. A nested
