@@ -1,0 +1,75 @@
+#include "common/json.h"
+#include "common/util.h"
+
+#include <stdlib.h>
+
+// jansson stops right behind the closing quote of a repeated key but does not tell the key when it
+// is long. Finds the quoted text that ends at `end`, or NULL.
+static const char *quoted_before(const char *text, int64_t end, int *len) {
+    if (end < 2 || text[end - 1] != '"') return NULL;
+    for (int64_t i = end - 2; i >= 0; i--) {
+        if (text[i] != '"') continue;
+        int64_t slashes = 0;
+        while (i - slashes > 0 && text[i - slashes - 1] == '\\') slashes++;
+        if (slashes % 2) continue; // an escaped quote inside the key
+        *len = (int)(end - i);
+        return text + i;
+    }
+    return NULL;
+}
+
+sp_status sp_json_parse(const char *text, int64_t bytes, const char *origin, json_t **out) {
+    json_error_t e;
+    *out = json_loadb(text, (size_t)bytes, JSON_REJECT_DUPLICATES, &e);
+    if (json_is_object(*out)) return SP_OK;
+    if (*out) {
+        json_decref(*out);
+        *out = NULL;
+        return sp_error(SP_BAD_INPUT, "%s: expected a JSON object, found a list", origin);
+    }
+    if (json_error_code(&e) == json_error_out_of_memory)
+        return sp_error(SP_ENVIRONMENT, "%s: out of memory while reading JSON", origin);
+    int len;
+    const char *key = NULL;
+    if (json_error_code(&e) == json_error_duplicate_key && e.position > 0 && e.position <= bytes)
+        key = quoted_before(text, e.position, &len);
+    if (key)
+        return sp_error(SP_BAD_INPUT,
+                        "%s:%d:%d: the key %.*s stands twice in one object; remove one of them",
+                        origin, e.line, e.column, len, key);
+    return sp_error(SP_BAD_INPUT, "%s:%d:%d: this is not valid JSON: %s", origin, e.line, e.column,
+                    e.text);
+}
+
+sp_status sp_json_load(const char *path, int64_t max_bytes, json_t **out) {
+    char *text;
+    int64_t bytes;
+    *out = NULL;
+    SP_TRY(sp_read_file(path, max_bytes, &text, &bytes));
+    sp_status st = sp_json_parse(text, bytes, path, out);
+    free(text);
+    return st;
+}
+
+const char *sp_json_kind(const json_t *v) {
+    if (!v) return "nothing";
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "an object";
+    case JSON_ARRAY:
+        return "a list";
+    case JSON_STRING:
+        return "text";
+    case JSON_INTEGER:
+        return "a whole number";
+    case JSON_REAL:
+        return "a number with a fraction";
+    case JSON_TRUE:
+        return "true";
+    case JSON_FALSE:
+        return "false";
+    case JSON_NULL:
+        return "null";
+    }
+    return "something else";
+}
