@@ -338,6 +338,15 @@ float sp_f16_to_f32(uint16_t x) {
     return f;
 }
 
+uint64_t sp_splitmix64(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+double sp_uniform(uint64_t *state) { return (double)(sp_splitmix64(state) >> 11) * 0x1p-53; }
+
 double sp_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
