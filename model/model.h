@@ -135,7 +135,7 @@ typedef struct sp_workspace {
     int64_t max_tokens;
     sp_tensor tokens;  // I32 [T, 1]
     sp_tensor h;       // residual stream [T, D]
-    sp_tensor x;       // normed input of the present block [T, D]
+    sp_tensor x;       // normed attention input of the present layer [T, D]; the tail keeps it
     sp_tensor qkv;     // [T, (Hq + 2 Hkv) d]
     sp_tensor attn;    // [T, Hq d]
     sp_tensor branch;  // [T, D]
@@ -143,7 +143,8 @@ typedef struct sp_workspace {
     sp_tensor act;     // [T, F]
 } sp_workspace;
 sp_status sp_workspace_make(const sp_model *m, int64_t max_tokens, sp_workspace *out);
-void sp_workspace_free(sp_workspace *w);
+void sp_workspace_free(sp_workspace *w); // safe on a zeroed workspace
+int64_t sp_workspace_bytes(const sp_model_desc *d, int64_t max_tokens, sp_dtype storage);
 
 // Views of qkv's first T rows.
 sp_tensor sp_workspace_q(const sp_model *m, const sp_workspace *w, int64_t T);
@@ -158,7 +159,8 @@ sp_status sp_forward_qkv(const sp_model *m, sp_workspace *w, int64_t layer, int6
                          const sp_rope_table *rope, int64_t pos0, bool need_v);
 // h += scale * o(attn); h += scale * mlp(norm(h)).
 sp_status sp_forward_tail(const sp_model *m, sp_workspace *w, int64_t layer, int64_t T);
-// logits F32 [n, V] of rows row0.. of h (final norm, divisor, head). `logits` is the caller's.
+// logits F32 [n, V] of rows row0.. of h (final norm, divisor, head): only the rows asked for are
+// computed. `logits` is the caller's; h stays, w->branch is used.
 sp_status sp_forward_logits(const sp_model *m, sp_workspace *w, int64_t row0, int64_t n,
                             sp_tensor logits);
 
