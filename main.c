@@ -7,6 +7,7 @@
 #include "train/train.h"
 #include "validate/validate.h"
 
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +62,7 @@ static sp_status run(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); // a file-size limit is then an error of write(), with a message
     sp_status st = run(argc, argv);
     if (st != SP_OK && st != SP_CHECK_FAILED) {
         sp_progress("%s", "");

@@ -8,6 +8,9 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local char reason[256];
 
 static void make_lock(void) {
+    // The library's own end-of-process cleaning writes again to files whose disk was full, and
+    // crashes. Whoever opens a file closes it.
+    H5dont_atexit();
     pthread_mutexattr_t a;
     pthread_mutexattr_init(&a);
     pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
@@ -21,7 +24,9 @@ void sp_h5_begin(void) {
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
 }
 
-void sp_h5_end(void) { pthread_mutex_unlock(&lock); }
+void sp_h5_end(void) {
+    pthread_mutex_unlock(&lock);
+}
 
 static herr_t keep_reason(unsigned n, const H5E_error2_t *e, void *user) {
     (void)user;

@@ -1,5 +1,8 @@
 // HDF5 is not thread-safe as Debian builds it, and prints its own error stacks. Every use of the
 // library stands between sp_h5_begin and sp_h5_end: one lock for the process, printing off.
+//
+// A file whose H5Fclose failed (disk full) is still open inside the library. Never close it a
+// second time: HDF5 1.10 crashes. Cut its file to 0 bytes, to free the disk, and remove it.
 #ifndef SPARDA_H5_H
 #define SPARDA_H5_H
 

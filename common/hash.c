@@ -57,10 +57,18 @@ sp_status sp_sha256_file(const char *path, char hex[SP_SHA256_HEX]) {
     return st;
 }
 
-uint64_t sp_xxh3(const void *data, size_t bytes) { return XXH3_64bits(data, bytes); }
+uint64_t sp_xxh3(const void *data, size_t bytes) {
+    return XXH3_64bits(data, bytes);
+}
 
 uint32_t sp_crc32(uint32_t crc, const void *data, size_t bytes) {
     return (uint32_t)crc32_z(crc, data, bytes);
+}
+
+uint64_t sp_mix64(uint64_t z) {
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
 }
 
 uint64_t sp_fnv1a_tokens(const int32_t *tokens, int64_t n) {

@@ -15,10 +15,13 @@ void sp_sha256_end(sp_sha256 *s, char hex[SP_SHA256_HEX]); // frees s
 
 sp_status sp_sha256_of(const void *data, size_t bytes, char hex[SP_SHA256_HEX]);
 sp_status sp_sha256_file(const char *path, char hex[SP_SHA256_HEX]);
-uint64_t sp_xxh3(const void *data, size_t bytes); // XXH3-64, seed 0
+uint64_t sp_xxh3(const void *data, size_t bytes);                // XXH3-64, seed 0
 uint32_t sp_crc32(uint32_t crc, const void *data, size_t bytes); // zlib's; start with 0
 
-// FNV-1a over tokens as 16-bit little-endian numbers (fixtures/corpus.md 7).
+// The finaliser of splitmix64, a bijection on 64 bits: the base of every keyed choice.
+uint64_t sp_mix64(uint64_t z);
+
+// FNV-1a over tokens as 16-bit little-endian numbers (data/corpus.md 7).
 uint64_t sp_fnv1a_tokens(const int32_t *tokens, int64_t n);
 
 #endif

@@ -28,7 +28,9 @@ void sp_dataset_close(sp_dataset *d);
 
 int64_t sp_dataset_entries(const sp_dataset *d);
 const char *sp_dataset_entry_path(const sp_dataset *d, int64_t entry);
-double sp_dataset_proportion(const sp_dataset *d, int64_t entry); // normalised
+// Share of the samples: the given proportions normalised; by rows if none was given.
+double sp_dataset_proportion(const sp_dataset *d, int64_t entry);
+bool sp_dataset_has_proportions(const sp_dataset *d);
 int64_t sp_dataset_rows(const sp_dataset *d, int64_t entry);
 sp_status sp_dataset_row_length(const sp_dataset *d, int64_t entry, int64_t row, int64_t *tokens);
 // First min(length, max) tokens of a row. An id out of range is SP_BAD_INPUT naming file, row,
@@ -59,14 +61,21 @@ typedef struct sp_sampler_args {
     uint64_t seed;
 } sp_sampler_args;
 typedef struct sp_sampler_counts { // over all rows of the data set
-    int64_t rows, cut, short_kept, short_dropped, packs;
+    int64_t rows;                  // of all entries
+    int64_t samples;               // that one pass over all rows gives
+    int64_t cut;                   // rows longer than seq_len, whose end is not used
+    int64_t short_kept;            // rows below seq_len that are used
+    int64_t short_dropped;         // rows below seq_len that are left out (short: drop)
+    int64_t packs;                 // samples made of several short rows (short: pack)
 } sp_sampler_counts;
 
 sp_status sp_sampler_open(const sp_dataset *d, const sp_sampler_args *a, sp_sampler **out);
 void sp_sampler_close(sp_sampler *s);
-sp_sampler_counts sp_sampler_count(const sp_sampler *s);
+// Looks at the length of every row: with MDS that reads a few bytes of each (data/README.md).
+sp_status sp_sampler_count(const sp_sampler *s, sp_sampler_counts *out);
 // Sample `index` (0, 1, 2, ...) of the run: up to seq_len tokens. `id` receives the row's name for
-// messages, e.g. "data/train-0000.h5:17" (128 bytes; may be NULL).
+// messages, e.g. "data/train-0000.h5:17", "...:17+3" for a pack of rows 17 to 19; a long path loses
+// its beginning (128 bytes; may be NULL). Thread-safe.
 sp_status sp_sampler_read(const sp_sampler *s, uint64_t index, int32_t *tokens, int64_t *n,
                           char id[128]);
 
@@ -85,8 +94,8 @@ typedef struct sp_shard_meta {
 // Complete or absent: appears under `path` only when finished.
 sp_status sp_shard_create(const char *path, const sp_shard_meta *meta, sp_shard_writer **out);
 sp_status sp_shard_append(sp_shard_writer *w, const int32_t *tokens, int64_t n, int64_t domain);
-sp_status sp_shard_finish(sp_shard_writer *w);  // frees w in every case
-void sp_shard_abandon(sp_shard_writer *w);      // removes the temporary file
+sp_status sp_shard_finish(sp_shard_writer *w); // frees w in every case
+void sp_shard_abandon(sp_shard_writer *w);     // removes the temporary file
 
 // ---- commands (`sparda data ...`) ---------------------------------------------------------------
 
