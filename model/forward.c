@@ -18,7 +18,9 @@ typedef struct workspace_part {
     const char *what;
 } workspace_part;
 
-static int64_t qkv_cols(const sp_heads *h) { return (h->q_heads + 2 * h->kv_heads) * h->head_dim; }
+static int64_t qkv_cols(const sp_heads *h) {
+    return (h->q_heads + 2 * h->kv_heads) * h->head_dim;
+}
 
 // One list for allocating, freeing and predicting memory.
 static void workspace_parts(const sp_model_desc *d, sp_dtype storage, sp_workspace *w,
@@ -145,7 +147,6 @@ sp_status sp_forward_logits(const sp_model *m, sp_workspace *w, int64_t row0, in
     SP_TRY(sp_rmsnorm(sp_tensor_rows(w->h, row0, n), m->final_norm, m->desc->norm_eps, normed));
     SP_TRY(sp_linear(normed, m->head, logits));
     // The divisor belongs to the hidden state; the head is linear, and here it is an F32 operation.
-    if (m->desc->logit_divisor != 1)
-        SP_TRY(sp_scale(logits, (float)(1 / m->desc->logit_divisor)));
+    if (m->desc->logit_divisor != 1) SP_TRY(sp_scale(logits, (float)(1 / m->desc->logit_divisor)));
     return SP_OK;
 }
