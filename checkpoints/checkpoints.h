@@ -49,10 +49,18 @@ sp_status sp_state_check_base(const sp_train_state *s, const sp_model_desc *d,
 // Newest complete checkpoint of a run folder (by step number in the name step-NNNNNNN.h5, then
 // verified to open); `path` NULL if there is none. Files that do not open are named in a warning.
 sp_status sp_newest_checkpoint(const char *run_dir, char **path);
-// Removes old ones: keeps the `keep_last` newest, every step divisible by keep_every (0 = none),
-// and always `keep_path`.
+// Removes old ones, judged by the step number inside the files: keeps the `keep_last` newest (0:
+// all), every step divisible by keep_every (0: none), and always `written` (just saved), `resumed`
+// (started from; both may be NULL) and the one that `latest` names. Files that do not open are left
+// alone and not counted. Leftovers of killed writers are removed: a run folder has one owner.
 sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t keep_every,
-                                const char *keep_path);
+                                const char *written, const char *resumed);
+// <run_dir>/checkpoints/step-0000100.h5; caller frees. NULL if out of memory.
+char *sp_checkpoint_path(const char *run_dir, int64_t step);
+// The pointer file <run_dir>/checkpoints/latest, one line with a file name. It moves last, after
+// the checkpoint is complete. Read: `path` is NULL if there is no pointer file.
+sp_status sp_latest_write(const char *run_dir, const char *checkpoint);
+sp_status sp_latest_read(const char *run_dir, char **path);
 
 // ---- import -------------------------------------------------------------------------------------
 
@@ -77,6 +85,10 @@ typedef struct sp_export_args {
     const char *out_dir;
     bool safetensors, pt;
     const char *merge_base; // NULL: no merge
+    const char *base;       // NULL: merge_base, else the folder named in the checkpoint
+    bool no_parity;         // leave parity.safetensors out; the base model is then not needed
+    bool force;             // out_dir may hold files; those of an earlier export are replaced
+    bool validate;          // run sp_validate on the result; its status is returned
 } sp_export_args;
 // From a checkpoint file or a run folder (its newest). A pure function of the checkpoint and, for
 // parity vectors, of the base model named in it.
