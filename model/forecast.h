@@ -1,5 +1,6 @@
 // Forecast projections (training.md 2): L trained matrices and the untrained one of the last layer.
 //
+// Host copies are fp32 and belong to sp_forecast; sp_forecast_device holds copies on a backend.
 // Indexing is by scored layer: matrix l is the one whose loss is that of layer l. So 0 is layer 0's
 // q_curr_proj, l = 1..L-1 is q_future_proj of layer l-1, and L is q_future_proj of the last layer,
 // which scores nothing and is never trained. Each is [Hkv*d, D].
@@ -16,12 +17,13 @@ typedef struct sp_forecast {
 } sp_forecast;
 
 sp_status sp_forecast_alloc(const sp_model_desc *d, sp_forecast *out);
-void sp_forecast_free(sp_forecast *f);
+void sp_forecast_free(sp_forecast *f); // safe on a zeroed one
 float *sp_forecast_matrix(const sp_forecast *f, int64_t scored_layer);
 int64_t sp_forecast_trained_elements(const sp_forecast *f); // L*rows*cols, contiguous from w
-// Uniform on +-1/sqrt(D) from `seed`, rounded to bf16, independent of ranks (2.2): one splitmix64
-// stream with S = seed, order of training.md 2.1 (layer 0 future, layer 0 curr, layer 1 future,
-// ..., last future), row-major, value = (2u - 1)/sqrt(D).
+// Uniform on +-1/sqrt(D) from `seed`, rounded to bf16, independent of ranks (2.2). One splitmix64
+// stream (data/corpus.md 2) with S = seed fills the matrices in the order of this struct (0 is
+// q_curr_proj, then q_future_proj of layers 0..L-1), row-major: value = (2u - 1)/sqrt(D), rounded
+// to fp32, then to bf16. tests/golden/forecast_init.safetensors is seed 20260604 of the tiny model.
 void sp_forecast_init(sp_forecast *f, uint64_t seed);
 
 // Tensor name in every file format: "model.layers.0.self_attn.q_curr_proj.weight" for 0, else
