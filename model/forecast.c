@@ -37,11 +37,11 @@ void sp_forecast_init(sp_forecast *f, uint64_t seed) {
 }
 
 void sp_forecast_name(int64_t scored_layer, char name[64]) {
-    if (scored_layer == 0)
+    if (scored_layer <= 0)
         snprintf(name, 64, "model.layers.0.self_attn.q_curr_proj.weight");
     else
-        snprintf(name, 64, "model.layers.%lld.self_attn.q_future_proj.weight",
-                 (long long)scored_layer - 1);
+        snprintf(name, 64, "model.layers.%llu.self_attn.q_future_proj.weight",
+                 (unsigned long long)scored_layer - 1);
 }
 
 static bool skip(const char **p, const char *text) {
