@@ -114,18 +114,20 @@ static void random_list(const sp_selection *s, uint64_t seed, int64_t qb, uint64
     while (used < s->topk) list[used++] = -1;
 }
 
-// lists [T][Hkv][k]; the stream of a list is seeded by layer, head and row alone.
-static void random_lists(const sp_prefill_args *a, int64_t layer, int64_t T, int64_t kv_heads,
-                         uint64_t *set, int32_t *lists) {
-    const sp_selection *s = &a->selection;
-    for (int64_t i = 0; i < T; i++)
+sp_status sp_random_lists(const sp_selection *s, uint64_t seed, int64_t layer, int64_t i0,
+                          int64_t R, int64_t kv_heads, int32_t *lists) {
+    uint64_t *set; // one bit per block
+    SP_TRY(sp_alloc(&set, (i0 + R) / s->block / 64 + 1, sizeof *set, "block set"));
+    for (int64_t r = 0; r < R; r++)
         for (int64_t h = 0; h < kv_heads; h++) {
-            uint64_t seed = a->seed;
-            seed = sp_splitmix64(&seed) ^ (uint64_t)layer;
-            seed = sp_splitmix64(&seed) ^ (uint64_t)h;
-            seed = sp_splitmix64(&seed) ^ (uint64_t)i;
-            random_list(s, seed, i / s->block, set, lists + (i * kv_heads + h) * s->topk);
+            uint64_t state = seed;
+            state = sp_splitmix64(&state) ^ (uint64_t)layer;
+            state = sp_splitmix64(&state) ^ (uint64_t)h;
+            state = sp_splitmix64(&state) ^ (uint64_t)(i0 + r);
+            random_list(s, state, (i0 + r) / s->block, set, lists + (r * kv_heads + h) * s->topk);
         }
+    free(set);
+    return SP_OK;
 }
 
 // ---- prefill ------------------------------------------------------------------------------------
@@ -143,7 +145,6 @@ typedef struct prefill {
     sp_tensor x_before;  // attention input of the layer before [max_tokens, D] (infinigen)
     sp_tensor q_before;  // present layer's queries made from it [tile, Hq*d]
     int32_t *host_lists; // [T][Hkv*k] (random)
-    uint64_t *set;       // one bit per block (random)
 } prefill;
 
 static sp_status prefill_alloc(prefill *p) {
@@ -162,10 +163,8 @@ static sp_status prefill_alloc(prefill *p) {
         if (a->selector == SP_SELECT_DENSE) return SP_OK;
     }
     SP_TRY(sp_tensor_alloc(be, SP_I32, T, list_cols, "block lists", &p->lists));
-    if (random) {
+    if (random)
         SP_TRY(sp_alloc(&p->host_lists, T * list_cols, sizeof *p->host_lists, "random lists"));
-        SP_TRY(sp_alloc(&p->set, T / a->selection.block / 64 + 1, sizeof *p->set, "block set"));
-    }
     if (scored) {
         int64_t n = sp_windows(selector_grid(d, a), T), n_d = sp_windows(sp_deployed_grid(d), T);
         SP_TRY(sp_tensor_alloc(be, storage, n > 0 ? n : 1, kv_cols, "compressed keys", &p->c));
@@ -186,7 +185,6 @@ static void prefill_free(prefill *p) {
     sp_tensor *const tensor[] = {&p->lists, &p->c, &p->scores, &p->f, &p->x_before, &p->q_before};
     for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++) sp_tensor_free(tensor[i]);
     free(p->host_lists);
-    free(p->set);
 }
 
 // What the selector scores rows i0..i0+R of this layer with.
@@ -215,7 +213,8 @@ static sp_status layer_lists(prefill *p, int64_t layer) {
     const sp_model_desc *d = p->m->desc;
     if (a->fixed_lists) return sp_upload(p->lists, a->fixed_lists + layer * p->T * p->lists.cols);
     if (a->selector == SP_SELECT_RANDOM) {
-        random_lists(a, layer, p->T, d->heads.kv_heads, p->set, p->host_lists);
+        SP_TRY(sp_random_lists(&a->selection, a->seed, layer, 0, p->T, d->heads.kv_heads,
+                               p->host_lists));
         return sp_upload(p->lists, p->host_lists);
     }
     sp_grid grid = selector_grid(d, a);

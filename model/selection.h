@@ -55,6 +55,11 @@ sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *ro
 sp_status sp_select_rows(const sp_model *m, const sp_prefill_args *a, sp_tensor source, int64_t i0,
                          sp_tensor c, int64_t T, sp_tensor scores, sp_tensor lists);
 
+// SP_SELECT_RANDOM: lists [R][Hkv][k] on the host for rows i0.. of one layer: what is forced, then
+// random other blocks that the query can see. A list depends on seed, layer, head and row alone.
+sp_status sp_random_lists(const sp_selection *s, uint64_t seed, int64_t layer, int64_t i0,
+                          int64_t R, int64_t kv_heads, int32_t *lists);
+
 // The teacher's importance rows (training.md 4): start rule on the fine grid, aligned; complete
 // windows and no alignment where the two grids are equal (4.2).
 sp_importance_args sp_teacher_importance(const sp_model_desc *d, sp_grid teacher, sp_align align,
