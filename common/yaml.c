@@ -9,7 +9,7 @@ enum { MAX_DEPTH = 32 };
 
 typedef struct reader {
     struct fy_parser *parser;
-    const char *origin;
+    const char *text, *origin;
     sp_problems *problems;
     bool bad; // a fault of the text was reported
 } reader;
@@ -20,9 +20,22 @@ static void problem_at(reader *r, int64_t line, int64_t column, const char *what
     r->bad = true;
 }
 
-static void problem_event(reader *r, struct fy_event *e, const char *what) {
+// Line and column of an event, from 1; 0 for an empty value, which has no place of its own. The
+// library's mark of a quoted text lies behind the quote.
+static void place_of(const reader *r, struct fy_event *e, int64_t *line, int64_t *column) {
     const struct fy_mark *m = fy_event_start_mark(e);
-    problem_at(r, m ? m->line + 1 : 1, m ? m->column + 1 : 1, what);
+    *line = m ? m->line + 1 : 0;
+    *column = m ? m->column + 1 : 0;
+    if (!m || e->type != FYET_SCALAR || !e->scalar.value || m->input_pos == 0) return;
+    enum fy_scalar_style style = fy_scalar_token_get_style(e->scalar.value);
+    char quote = style == FYSS_SINGLE_QUOTED ? '\'' : style == FYSS_DOUBLE_QUOTED ? '"' : 0;
+    if (quote && r->text[m->input_pos - 1] == quote) --*column;
+}
+
+static void problem_event(reader *r, struct fy_event *e, const char *what) {
+    int64_t line, column;
+    place_of(r, e, &line, &column);
+    problem_at(r, line ? line : 1, column ? column : 1, what);
 }
 
 void sp_yaml_free(sp_yaml *y) {
@@ -87,7 +100,7 @@ static sp_status read_items(reader *r, sp_yaml *parent, int depth) {
             r->bad = true;
             return st;
         }
-        if (value->line == 0) {
+        if (value->line == 0) { // empty
             value->line = key ? key->line : parent->line;
             value->column = key ? key->column : parent->column;
         }
@@ -125,9 +138,7 @@ static sp_status read_node(reader *r, struct fy_event *e, int depth, sp_yaml **o
         problem_event(r, e, "nested too deeply");
     if (r->bad) goto done;
     SP_GO(sp_alloc(&y, 1, sizeof *y, "a configuration"));
-    const struct fy_mark *m = fy_event_start_mark(e);
-    y->line = m ? m->line + 1 : 0; // an empty value has no place of its own; see read_items
-    y->column = m ? m->column + 1 : 0;
+    place_of(r, e, &y->line, &y->column);
     switch (e->type) {
     case FYET_SCALAR:
         y->kind = SP_YAML_SCALAR;
@@ -225,7 +236,8 @@ sp_status sp_yaml_parse(const char *text, int64_t bytes, const char *origin, sp_
     if (!diag) return sp_error(SP_ENVIRONMENT, "out of memory for the YAML reader");
     fy_diag_set_collect_errors(diag, true);
     struct fy_parse_cfg cfg = {.flags = FYPCF_DEFAULT_VERSION_1_2 | FYPCF_JSON_NONE, .diag = diag};
-    reader r = {.parser = fy_parser_create(&cfg), .origin = origin, .problems = problems};
+    reader r = {
+        .parser = fy_parser_create(&cfg), .text = text, .origin = origin, .problems = problems};
     sp_status st = SP_OK;
     if (!r.parser || fy_parser_set_string(r.parser, text, (size_t)bytes) != 0) {
         st = sp_error(SP_ENVIRONMENT, "out of memory for the YAML reader");
