@@ -1,6 +1,12 @@
 // Ranks: who else trains. MPI is started only under a launcher; alone, everything is a no-op.
 //
-// Functions marked [collective] must be called by all ranks in the same order.
+// The ranks of a process are one module-wide thing, like MPI itself. Functions marked [collective]
+// must be called by all ranks in the same order, by the thread that opened the ranks.
+//
+// How a failure ends all ranks (bugs.md S15, S20). A rank that fails between two collectives returns
+// its error to main, which prints it and calls sp_ranks_abort: the launcher then ends the others. A
+// failure that went through sp_ranks_agree is known to all: every rank returns the same status, only
+// the failing one prints, and all end normally with that exit code.
 #ifndef SPARDA_RANKS_H
 #define SPARDA_RANKS_H
 
@@ -10,25 +16,50 @@
 #include <stdint.h>
 
 typedef struct sp_ranks {
-    int rank, size, local_rank, local_size;
+    int rank, size;
+    int local_rank, local_size; // among the ranks that share this host's memory
     char host[256];
+    char *note; // what launcher variables say about the local rank, where it differs; or NULL
 } sp_ranks;
 
-// [collective] Detects a launcher; SP_BAD_INPUT if its environment announces several tasks but the
-// communicator has one (bugs.md S18).
+// [collective] Looks for a launcher and starts MPI under one. The local rank is that of the
+// shared-memory communicator, never a variable's (S17). SP_BAD_INPUT if the launcher announces
+// several tasks but the communicator has one (S18). Later calls return the same ranks.
 sp_status sp_ranks_open(const sp_ranks **out);
 void sp_ranks_close(void); // normal end; safe if never opened
-// The local status of every rank: SP_OK only if all are; otherwise the worst, with the text of the
-// first failing rank known to all. [collective]
+
+// What the environment says of a launcher; a pure function of it, for sp_ranks_open and its tests.
+typedef struct sp_launcher {
+    const char *name; // NULL: none
+    int64_t size;     // announced tasks; 0 if it does not say
+    int64_t rank;     // announced rank; -1 if it does not say
+    bool has_pmi;     // variables through which an MPI library finds its peers are there
+} sp_launcher;
+typedef const char *(*sp_getenv)(const char *name);
+sp_launcher sp_launcher_detect(sp_getenv get);
+
+// Host threads of this rank: the cores of the host divided by its ranks, or the cores it is bound
+// to if those are fewer; at least 1.
+int sp_ranks_threads(void);
+
+// [collective] SP_OK only if `local` is on every rank; otherwise the worst status, with the text of
+// the first rank that has it known to all.
 sp_status sp_ranks_agree(sp_status local);
-// Ends all ranks at once with this exit code; does not return under MPI, does nothing alone.
+// Whether this rank prints the present error: false if sp_ranks_agree made it another's.
+bool sp_ranks_reports(void);
+// Ends all ranks at once with this exit code and does not return, unless this rank is alone or the
+// failure was agreed on, so that all end by themselves.
 void sp_ranks_abort(int code);
 
-sp_status sp_ranks_sum(sp_tensor *grad);                     // [collective] F32, in place, all ranks
-sp_status sp_ranks_sum_doubles(double *v, int64_t n);        // [collective]
-sp_status sp_ranks_max_int(int64_t *v);                      // [collective]
-sp_status sp_ranks_broadcast(void *data, int64_t bytes);     // [collective] from rank 0
-// SP_BAD_INPUT naming the rank whose `text` differs from rank 0's. [collective]
+// [collective] F32, in place: the sum over ranks, each element added in rank order, so that the
+// same number of ranks gives the same bits, and all ranks the same ones.
+sp_status sp_ranks_sum(sp_tensor *grad);
+sp_status sp_ranks_sum_doubles(double *v, int64_t n);    // [collective] also in rank order
+sp_status sp_ranks_max(int64_t *v, int64_t n);           // [collective]
+sp_status sp_ranks_broadcast(void *data, int64_t bytes); // [collective] from rank 0
+// [collective] SP_BAD_INPUT naming the first rank whose `text` differs from rank 0's.
 sp_status sp_ranks_same(const char *what, const char *text);
+// [collective] A barrier whose waiting ranks sleep instead of spinning, for long work of one rank.
+sp_status sp_ranks_rest(void);
 
 #endif
