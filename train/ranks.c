@@ -77,7 +77,9 @@ sp_launcher sp_launcher_detect(sp_getenv get) {
     return l;
 }
 
-static const char *environment(const char *name) { return getenv(name); }
+static const char *environment(const char *name) {
+    return getenv(name);
+}
 
 // Too few ranks: every process would believe to be the only one (S18).
 static sp_status lonely(const sp_launcher *l, const char *why) {
@@ -90,7 +92,9 @@ static sp_status lonely(const sp_launcher *l, const char *why) {
                     l->name, (long long)l->rank, why);
 }
 
-static bool announces_several(const sp_launcher *l) { return l->size > 1 || l->rank > 0; }
+static bool announces_several(const sp_launcher *l) {
+    return l->size > 1 || l->rank > 0;
+}
 
 #if SPARDA_HAVE_MPI
 
@@ -98,7 +102,8 @@ static sp_status mpi_error(int code, const char *call) {
     char text[MPI_MAX_ERROR_STRING];
     int n = 0;
     if (MPI_Error_string(code, text, &n) != MPI_SUCCESS) snprintf(text, sizeof text, "?");
-    return sp_error(SP_ENVIRONMENT, "rank %d on %s: %s failed: %s; a peer is lost or the network is",
+    return sp_error(SP_ENVIRONMENT,
+                    "rank %d on %s: %s failed: %s; a peer is lost or the network is",
                     self.ranks.rank, self.ranks.host, call, text);
 }
 
@@ -139,8 +144,8 @@ static sp_status start_mpi(const sp_launcher *l) {
                          "with; start it with that MPI's own mpirun, or under Slurm with the "
                          "matching 'srun --mpi=pmix' or '--mpi=pmi2'");
     MPI_Comm local;
-    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, self.ranks.rank, MPI_INFO_NULL,
-                                &local));
+    MPI_TRY(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, self.ranks.rank,
+                                MPI_INFO_NULL, &local));
     MPI_TRY(MPI_Comm_rank(local, &self.ranks.local_rank));
     MPI_TRY(MPI_Comm_size(local, &self.ranks.local_size));
     MPI_TRY(MPI_Comm_free(&local));
@@ -195,11 +200,15 @@ int sp_ranks_threads(void) {
 
 // ---- failures -----------------------------------------------------------------------------------
 
-bool sp_ranks_reports(void) { return self.reports; }
+bool sp_ranks_reports(void) {
+    return self.reports;
+}
 
 #if SPARDA_HAVE_MPI
 
-static bool alone(void) { return self.ranks.size <= 1; }
+static bool alone(void) {
+    return self.ranks.size <= 1;
+}
 
 // From rank `root`, in pieces that fit MPI's int counts.
 static sp_status broadcast_from(int root, void *data, int64_t bytes) {
@@ -272,7 +281,8 @@ sp_status sp_ranks_sum(sp_tensor *grad) {
     SP_TRY(grow(&self.values, &self.values_cap, n, "the gradient on its way to other ranks"));
     SP_TRY(grow(&self.share, &self.share_cap, PIECE + size, "the gradients of other ranks"));
     SP_TRY(sp_download(*grad, self.values));
-    int *counts = NULL; // elements and offsets of each rank's share of the piece, then received ones
+    int *counts =
+        NULL; // elements and offsets of each rank's share of the piece, then received ones
     SP_TRY(sp_alloc(&counts, 4 * (int64_t)size, sizeof *counts, "share sizes"));
     int *offsets = counts + size, *received = counts + 2 * size, *places = counts + 3 * size;
     int rc = MPI_SUCCESS;
@@ -341,10 +351,11 @@ sp_status sp_ranks_same(const char *what, const char *text) {
         while (first[at] && first[at] == text[at]) at++;
         while (at > 0 && first[at - 1] != '\n') at--; // show the line that differs
         int a = (int)strcspn(first + at, "\n"), b = (int)strcspn(text + at, "\n");
-        st = sp_error(SP_BAD_INPUT,
-                      "%s differs between ranks: rank 0 has '%.*s', this one '%.*s'; give all ranks "
-                      "the same arguments and files",
-                      what, a, first + at, b, text + at);
+        st =
+            sp_error(SP_BAD_INPUT,
+                     "%s differs between ranks: rank 0 has '%.*s', this one '%.*s'; give all ranks "
+                     "the same arguments and files",
+                     what, a, first + at, b, text + at);
     }
     free(first);
     return sp_ranks_agree(st);
@@ -363,13 +374,29 @@ sp_status sp_ranks_rest(void) {
 
 #else // one process
 
-sp_status sp_ranks_agree(sp_status local) { return local; }
-void sp_ranks_abort(int code) { (void)code; }
-sp_status sp_ranks_sum(sp_tensor *grad) { return (void)grad, SP_OK; }
-sp_status sp_ranks_sum_doubles(double *v, int64_t n) { return (void)v, (void)n, SP_OK; }
-sp_status sp_ranks_max(int64_t *v, int64_t n) { return (void)v, (void)n, SP_OK; }
-sp_status sp_ranks_broadcast(void *data, int64_t bytes) { return (void)data, (void)bytes, SP_OK; }
-sp_status sp_ranks_same(const char *what, const char *text) { return (void)what, (void)text, SP_OK; }
-sp_status sp_ranks_rest(void) { return SP_OK; }
+sp_status sp_ranks_agree(sp_status local) {
+    return local;
+}
+void sp_ranks_abort(int code) {
+    (void)code;
+}
+sp_status sp_ranks_sum(sp_tensor *grad) {
+    return (void)grad, SP_OK;
+}
+sp_status sp_ranks_sum_doubles(double *v, int64_t n) {
+    return (void)v, (void)n, SP_OK;
+}
+sp_status sp_ranks_max(int64_t *v, int64_t n) {
+    return (void)v, (void)n, SP_OK;
+}
+sp_status sp_ranks_broadcast(void *data, int64_t bytes) {
+    return (void)data, (void)bytes, SP_OK;
+}
+sp_status sp_ranks_same(const char *what, const char *text) {
+    return (void)what, (void)text, SP_OK;
+}
+sp_status sp_ranks_rest(void) {
+    return SP_OK;
+}
 
 #endif

@@ -3,10 +3,10 @@
 // The ranks of a process are one module-wide thing, like MPI itself. Functions marked [collective]
 // must be called by all ranks in the same order, by the thread that opened the ranks.
 //
-// How a failure ends all ranks (bugs.md S15, S20). A rank that fails between two collectives returns
-// its error to main, which prints it and calls sp_ranks_abort: the launcher then ends the others. A
-// failure that went through sp_ranks_agree is known to all: every rank returns the same status, only
-// the failing one prints, and all end normally with that exit code.
+// How a failure ends all ranks (bugs.md S15, S20). A rank that fails between two collectives
+// returns its error to main, which prints it and calls sp_ranks_abort: the launcher then ends the
+// others. A failure that went through sp_ranks_agree is known to all: every rank returns the same
+// status, only the failing one prints, and all end normally with that exit code.
 #ifndef SPARDA_RANKS_H
 #define SPARDA_RANKS_H
 

@@ -13,18 +13,21 @@ double sp_learning_rate(double lr, int64_t warmup_steps, int64_t steps, int64_t 
     return step < w ? lr * ((double)step / (double)w) : lr;
 }
 
-static int64_t halve(int64_t v, int64_t target) { return v / 2 > target ? v / 2 : target; }
+static int64_t halve(int64_t v, int64_t target) {
+    return v / 2 > target ? v / 2 : target;
+}
 
 sp_status sp_stages_make(sp_grid deployed, sp_grid teacher, bool progressive, sp_stages *out) {
     *out = (sp_stages){.grid = {teacher}, .n = 1};
     if (!progressive) return SP_OK;
     if (teacher.kernel > deployed.kernel || teacher.stride > deployed.stride)
-        return sp_error(SP_BAD_INPUT,
-                        "progressive_training_kernel starts at the model's grid %lld/%lld and halves "
-                        "it, so the teacher grid %lld/%lld (training_kernel_size/stride) may not be "
-                        "larger",
-                        (long long)deployed.kernel, (long long)deployed.stride,
-                        (long long)teacher.kernel, (long long)teacher.stride);
+        return sp_error(
+            SP_BAD_INPUT,
+            "progressive_training_kernel starts at the model's grid %lld/%lld and halves "
+            "it, so the teacher grid %lld/%lld (training_kernel_size/stride) may not be "
+            "larger",
+            (long long)deployed.kernel, (long long)deployed.stride, (long long)teacher.kernel,
+            (long long)teacher.stride);
     sp_grid g = deployed;
     out->n = 0;
     for (;;) { // a halving chain of 64-bit numbers cannot be longer than SP_MAX_STAGES
@@ -64,11 +67,12 @@ sp_status sp_schedule_may_change(const sp_stages *s, double lr, int64_t warmup_s
                             (long long)sp_warmup(warmup_steps, after), (long long)i + 1, was, is);
         int64_t old_stage = sp_stage(s, before, i), new_stage = sp_stage(s, after, i);
         if (old_stage != new_stage)
-            return sp_error(SP_BAD_INPUT,
-                            "steps: %lld -> %lld would change the teacher grid of step %lld, already "
-                            "used: stage %lld -> %lld",
-                            (long long)before, (long long)after, (long long)i + 1,
-                            (long long)old_stage, (long long)new_stage);
+            return sp_error(
+                SP_BAD_INPUT,
+                "steps: %lld -> %lld would change the teacher grid of step %lld, already "
+                "used: stage %lld -> %lld",
+                (long long)before, (long long)after, (long long)i + 1, (long long)old_stage,
+                (long long)new_stage);
     }
     return SP_OK;
 }
@@ -83,8 +87,8 @@ sp_status sp_batch_plan_make(int64_t global_batch, int64_t micro_batch, int64_t 
                         "change one of the three",
                         (long long)global_batch, (long long)ranks, (long long)micro_batch);
     int64_t accumulation = global_batch / at_once;
-    *out = (sp_batch_plan){global_batch, micro_batch, ranks, accumulation,
-                           accumulation * micro_batch};
+    *out =
+        (sp_batch_plan){global_batch, micro_batch, ranks, accumulation, accumulation * micro_batch};
     return SP_OK;
 }
 

@@ -1,8 +1,9 @@
 // TensorBoard event files. See tensorboard.h.
 //
 // Record: u64 length, u32 masked CRC of those 8 bytes, payload, u32 masked CRC of the payload, all
-// little-endian. Payload: message Event {1: double wall_time, 2: int64 step, 3: string file_version,
-// 5: Summary {1: repeated Value {1: string tag, 2: float simple_value}}, 7: SessionLog {1: status}}.
+// little-endian. Payload: message Event {1: double wall_time, 2: int64 step, 3: string
+// file_version, 5: Summary {1: repeated Value {1: string tag, 2: float simple_value}}, 7:
+// SessionLog {1: status}}.
 #include "train/tensorboard.h"
 
 #include "common/util.h"
@@ -127,8 +128,8 @@ sp_status sp_tensorboard_open(const char *dir, int64_t first_step, sp_tensorboar
     // Two starts within a second by one process id cannot happen, but two within a test can.
     for (int try = 0; t->fd < 0; try++) {
         free(t->path);
-        t->path = sp_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)now.tv_sec, host,
-                            (long)getpid(), try);
+        t->path = sp_format("%s/events.out.tfevents.%lld.%s.%ld.%d", dir, (long long)now.tv_sec,
+                            host, (long)getpid(), try);
         if (!t->path) SP_GO(sp_error(SP_ENVIRONMENT, "out of memory"));
         t->fd = open(t->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (t->fd < 0 && errno != EEXIST)

@@ -1,6 +1,6 @@
 // Scalars as TensorBoard event files: records of length, masked CRC-32C and a protocol-buffer
-// message each. One file per start of a run; a later start that repeats steps says so with a session
-// record, and TensorBoard drops the repeated ones.
+// message each. One file per start of a run; a later start that repeats steps says so with a
+// session record, and TensorBoard drops the repeated ones.
 #ifndef SPARDA_TENSORBOARD_H
 #define SPARDA_TENSORBOARD_H
 
