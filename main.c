@@ -64,7 +64,7 @@ static sp_status run(int argc, char **argv) {
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); // a file-size limit is then an error of write(), with a message
     sp_status st = run(argc, argv);
-    if (st != SP_OK && st != SP_CHECK_FAILED) {
+    if (st != SP_OK && st != SP_CHECK_FAILED && sp_ranks_reports()) {
         sp_progress("%s", "");
         fprintf(stderr, "sparda: error: %s\n", sp_error_text());
         // A fault of ours or of the machine is easier to find with its path through the program.

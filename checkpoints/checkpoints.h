@@ -18,6 +18,7 @@ typedef struct sp_train_state {
     sp_forecast weights;      // fp32 master, L+1 matrices
     float *exp_avg, *exp_avg_sq; // moments of the L trained matrices, contiguous; NULL if absent
     int64_t step;             // optimiser steps done
+    int64_t updates;          // of them, those that changed the weights: AdamW's t
     int64_t samples;          // global samples consumed = step * global_batch
     int64_t tokens;           // cumulative training tokens used
     int64_t used_rows, skipped_rows;

@@ -48,6 +48,7 @@ static const char *const source_names[] = {"model", "recipe"};
 
 static const field fields[] = {
     {"training", "step", F_INT, AT(step), NULL},
+    {"training", "updates", F_INT, AT(updates), NULL},
     {"training", "samples", F_INT, AT(samples), NULL},
     {"training", "tokens", F_INT, AT(tokens), NULL},
     {"training", "used_rows", F_INT, AT(used_rows), NULL},

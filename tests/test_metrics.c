@@ -135,9 +135,30 @@ static void test_continues(void **state) {
     assert_steps(path, 7);
     write_steps(path, 1, 2); // a new run
     assert_steps(path, 2);
+    write_steps(path, 3, 3);
+    assert_steps(path, 3);
+    free(path);
+}
+
+// Lost lines (somebody removed the file, power failed) do not stop a run; foreign ones go.
+static void test_lost_lines(void **state) {
+    (void)state;
+    char *path = sp_path_join(test_tmpdir(), "lost.jsonl");
+    write_steps(path, 6, 7); // resumed after step 5, no file
+    static const char other[] = "{\"step\":1}\nnot of ours\n{\"step\":3}\n";
+    assert_ok(sp_write_file(path, other, sizeof other - 1));
     sp_metrics *w;
-    assert_fails(sp_metrics_open(path, 5, &w, NULL), SP_BAD_INPUT, "step 3");
-    assert_null(w);
+    assert_ok(sp_metrics_open(path, 3, &w, NULL));
+    sp_step_metrics m = sample(4);
+    assert_ok(sp_metrics_add(w, &m));
+    assert_ok(sp_metrics_sync(w));
+    sp_metrics_close(w);
+    char *text;
+    int64_t len;
+    assert_ok(sp_read_file(path, 1 << 20, &text, &len));
+    static const char start[] = "{\"step\":1}\n{\"step\":4,";
+    assert_true(strncmp(text, start, sizeof start - 1) == 0);
+    free(text);
     free(path);
 }
 
@@ -193,9 +214,9 @@ static void test_full_disk(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_keys),      cmocka_unit_test(test_nonfinite),
-        cmocka_unit_test(test_continues), cmocka_unit_test(test_counts_skipped),
-        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_nonfinite),
+        cmocka_unit_test(test_continues),      cmocka_unit_test(test_lost_lines),
+        cmocka_unit_test(test_counts_skipped), cmocka_unit_test(test_full_disk),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,29 +77,30 @@ static bool update_was_skipped(json_t *line) {
     return false;
 }
 
-// Bytes of `text` that hold the lines of steps 1..done, and what precedes the next step.
-static sp_status keep_lines(const char *path, const char *text, int64_t len, int64_t done,
-                            int64_t *kept, int64_t *skipped) {
-    *kept = *skipped = 0;
-    for (int64_t step = 1; step <= done; step++) {
-        const char *start = text + *kept;
-        const char *end = memchr(start, '\n', (size_t)(len - *kept));
+// Bytes at the start of `text` that hold whole lines of rising steps up to `done`.
+static int64_t keep_lines(const char *path, const char *text, int64_t len, int64_t done,
+                          int64_t *skipped) {
+    int64_t kept = 0, last = 0, lines = 0;
+    while (last < done) {
+        const char *start = text + kept;
+        const char *end = memchr(start, '\n', (size_t)(len - kept));
         json_error_t where;
         json_t *o = end ? json_loadb(start, (size_t)(end - start), 0, &where) : NULL;
-        json_int_t found = o ? json_integer_value(json_object_get(o, "step")) : -1;
-        if (found == step) *skipped = update_was_skipped(o) ? *skipped + 1 : 0;
+        json_int_t step = o ? json_integer_value(json_object_get(o, "step")) : 0;
+        bool good = step > last && step <= done;
+        if (good) {
+            *skipped = update_was_skipped(o) ? *skipped + 1 : 0;
+            kept = end + 1 - text;
+            last = step;
+            lines++;
+        }
         json_decref(o);
-        if (found != step)
-            return sp_error(SP_BAD_INPUT,
-                            "%s:%lld: the line of step %lld is expected, but %s; it belongs to "
-                            "another run or was edited: move it away or start anew with --force",
-                            path, (long long)step, (long long)step,
-                            !end          ? "the file ends"
-                            : found == -1 ? "it is no JSON"
-                                          : "it has another step");
-        *kept = end + 1 - text;
+        if (!good) break;
     }
-    return SP_OK;
+    if (lines < done)
+        sp_warn("%s: the lines of %lld of the %lld steps done are missing", path,
+                (long long)(done - lines), (long long)done);
+    return kept;
 }
 
 sp_status sp_metrics_open(const char *path, int64_t done, sp_metrics **out, int64_t *skipped) {
@@ -112,9 +113,9 @@ sp_status sp_metrics_open(const char *path, int64_t done, sp_metrics **out, int6
     sp_status st = SP_OK;
     if (!(w->path = sp_strdup(path))) SP_GO(sp_error(SP_ENVIRONMENT, "out of memory"));
     if (done > 0) {
-        int64_t len;
-        SP_GO(sp_read_file(path, INT64_MAX - 1, &text, &len));
-        SP_GO(keep_lines(path, text, len, done, &kept, &in_a_row));
+        int64_t len = 0;
+        if (sp_path_is_file(path)) SP_GO(sp_read_file(path, INT64_MAX - 1, &text, &len));
+        kept = keep_lines(path, text ? text : "", len, done, &in_a_row);
     }
     w->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (w->fd < 0 || ftruncate(w->fd, kept) != 0 || lseek(w->fd, kept, SEEK_SET) != kept)
@@ -153,6 +154,13 @@ sp_status sp_metrics_add(sp_metrics *w, const sp_step_metrics *m) {
     free(line);
     if (w->pending.failed) return sp_error(SP_ENVIRONMENT, "out of memory for a line of metrics");
     return flush(w);
+}
+
+sp_status sp_metrics_sync(sp_metrics *w) {
+    SP_TRY(flush(w));
+    if (fsync(w->fd) != 0 && errno != EINVAL && errno != EROFS)
+        return sp_error(SP_ENVIRONMENT, "cannot write %s to disk: %s", w->path, strerror(errno));
+    return SP_OK;
 }
 
 void sp_metrics_close(sp_metrics *w) {

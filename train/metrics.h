@@ -26,13 +26,15 @@ sp_status sp_metrics_text(const sp_step_metrics *m, char **line);
 
 typedef struct sp_metrics sp_metrics;
 // Opens PATH for appending after the lines of steps 1..done; later lines and a torn last one (of a
-// run that was killed) are removed, so that the file has one line per step. SP_BAD_INPUT if the
-// lines 1..done are not all there. `skipped`, may be NULL, receives the number of updates skipped
-// in a row (non-finite gradient norm) just before.
+// run that was killed) are removed, so that the file has one line per step. Lines of those steps
+// that are not there are counted in a warning: the training state is what counts. `skipped`, may be
+// NULL, receives the number of updates skipped in a row (non-finite gradient norm) just before.
 sp_status sp_metrics_open(const char *path, int64_t done, sp_metrics **out, int64_t *skipped);
 // Writes and flushes. When the disk is full the line is kept and written with the next one; a
 // reader never sees half a line, except while it is being written.
 sp_status sp_metrics_add(sp_metrics *w, const sp_step_metrics *m);
+// Puts what was written on disk for good, before a checkpoint that counts on it.
+sp_status sp_metrics_sync(sp_metrics *w);
 void sp_metrics_close(sp_metrics *w);
 
 #endif

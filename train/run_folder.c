@@ -174,7 +174,8 @@ static sp_status move_aside(const sp_run_folder *f) {
     return st;
 }
 
-// Files of a killed run that never got their final name. The lock is ours, so nobody writes them.
+// Files of a killed run that never got their final name; the lock is ours, so nobody writes them.
+// Those in checkpoints/ are the rotation's.
 static void remove_temporaries(const char *dir, const char *prefix) {
     DIR *d = opendir(dir);
     if (!d) return;
@@ -196,8 +197,6 @@ sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start) {
     if (st == SP_OK) st = sp_mkdirs(checkpoints);
     if (st == SP_OK) st = sp_mkdirs(tb);
     if (st == SP_OK) {
-        remove_temporaries(checkpoints, ".step-");
-        remove_temporaries(checkpoints, ".latest");
         remove_temporaries(f->dir, ".run.json");
         remove_temporaries(f->dir, ".config.resolved.yaml");
     }
@@ -253,18 +252,6 @@ sp_status sp_run_write_info(sp_run_folder *f) {
     sp_status st = path && text ? sp_write_file(path, text, (int64_t)strlen(text)) : no_memory();
     free(text);
     free(json);
-    free(path);
-    return st;
-}
-
-char *sp_checkpoint_name(int64_t step) {
-    return sp_format("step-%07lld.h5", (long long)step);
-}
-
-sp_status sp_run_point_latest(const sp_run_folder *f, const char *name) {
-    char *path = sp_run_path(f, "checkpoints/latest"), *text = sp_format("%s\n", name);
-    sp_status st = path && text ? sp_write_file(path, text, (int64_t)strlen(text)) : no_memory();
-    free(text);
     free(path);
     return st;
 }

@@ -40,9 +40,4 @@ sp_status sp_run_write_info(sp_run_folder *f);
 // "2026-01-31T12:34:56Z" of now.
 void sp_utc_text(char text[32]);
 
-// Name of a step's checkpoint, "step-0000100.h5". Caller frees.
-char *sp_checkpoint_name(int64_t step);
-// checkpoints/latest := name.
-sp_status sp_run_point_latest(const sp_run_folder *f, const char *name);
-
 #endif

@@ -38,7 +38,6 @@ void sp_signals_catch(bool launched) {
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGINT, &a, NULL);
     sigaction(SIGUSR1, &a, NULL);
-    signal(SIGXFSZ, SIG_IGN);
 }
 
 bool sp_signals_stop(void) {

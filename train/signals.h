@@ -6,8 +6,7 @@
 #include <stdbool.h>
 
 // Installs the handlers. `launched`: under a launcher, which may deliver one keystroke twice
-// (directly and forwarded), signals within 100 ms count as one. Also ignores SIGXFSZ, so that a
-// file-size limit is an error of the write, not the end of the process.
+// (directly and forwarded), signals within 100 ms count as one.
 void sp_signals_catch(bool launched);
 bool sp_signals_stop(void);        // whether one has arrived
 const char *sp_signals_name(void); // "SIGTERM", ...; "" if none
