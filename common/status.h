@@ -31,13 +31,17 @@ const char *sp_error_text(void);  // message of the last error of this thread; "
 const char *sp_error_trace(void); // trace lines of it, innermost first; "" if none
 void sp_error_clear(void);
 
-#define sp_error(code, ...) sp_error_at(__FILE__, __LINE__, (code), __VA_ARGS__)
+// The code is repeated so that the compiler sees what it is: never SP_OK.
+#define sp_error(code, ...) (sp_error_at(__FILE__, __LINE__, (code), __VA_ARGS__), (code))
 
 // Return on failure, adding a trace line.
 #define SP_TRY(expr)                                                                               \
     do {                                                                                           \
         sp_status sp_try_ = (expr);                                                                \
-        if (sp_try_ != SP_OK) return sp_error_trace_at(__FILE__, __LINE__, sp_try_, #expr);        \
+        if (sp_try_ != SP_OK) {                                                                    \
+            sp_error_trace_at(__FILE__, __LINE__, sp_try_, #expr);                                 \
+            return sp_try_;                                                                        \
+        }                                                                                          \
     } while (0)
 
 // The same for functions with a `done:` label that frees what they own and returns `st`.
