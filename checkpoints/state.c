@@ -625,6 +625,19 @@ sp_status sp_state_peek_step(const char *path, int64_t *step) {
     return st;
 }
 
+json_t *sp_state_sparse_json(const sp_train_state *s) {
+    const sp_sparse_config *c = &s->sparse;
+    int64_t local = c->block_size > 0 ? c->window_size / c->block_size : 0;
+    return json_pack(
+        "{s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:b}", "kernel_size",
+        (json_int_t)c->kernel_size, "kernel_stride", (json_int_t)c->kernel_stride,
+        "training_kernel_size", (json_int_t)s->teacher.kernel, "training_kernel_stride",
+        (json_int_t)s->teacher.stride, "kl_target_align_pooling", align_names[s->align != 0],
+        "init_blocks", (json_int_t)c->init_blocks, "block_size", (json_int_t)c->block_size,
+        "window_size", (json_int_t)c->window_size, "topk", (json_int_t)c->topk, "k_effective",
+        (json_int_t)(c->topk + local), "dense_len", (json_int_t)c->dense_len, "use_nope", 0);
+}
+
 // ---- comparison with a base model ---------------------------------------------------------------
 
 static void differ_int(sp_problems *p, const char *what, int64_t state, int64_t base) {
