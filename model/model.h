@@ -1,8 +1,9 @@
 // The frozen base model: description, loading, and the arithmetic of its layers.
 //
 // A folder is read in two steps. sp_model_describe reads config.json and the tensor headers and
-// checks everything that can be checked without touching weights; all problems of the folder come
-// in one SP_BAD_INPUT error. sp_model_load then uploads the weights to a backend.
+// checks everything that can be checked without reading all weights; all problems of the folder
+// come in one SP_BAD_INPUT error. Nothing that changes numbers has a default: a field that is
+// missing is a problem (training.md 1.1). sp_model_load then uploads the weights to a backend.
 //
 // The description is the only place that knows what kind of backbone this is: code elsewhere asks
 // for scalings, rotary tables or grids, never for a model's name.
@@ -55,6 +56,10 @@ typedef struct sp_model_desc {
     char *rope_kind;                // "default" or "longrope"
 
     sp_sparse_config sparse;
+
+    // What the files hold: tensors the model uses, and others, which are left alone.
+    int64_t tensors, parameters, weight_bytes, ignored_tensors;
+    char *ignored_example; // name of one; NULL if none
 } sp_model_desc;
 
 // Values that fill (never override) what config.json's sparse_config lacks; NULL members are
@@ -109,8 +114,9 @@ sp_status sp_model_load(sp_backend *be, const sp_model_desc *d, const sp_model_l
                         sp_model **out);
 void sp_model_free(sp_model *m);
 
-// Identity of the weights without loading them: SHA-256 over one line "name dtype shape sha256" per
-// tensor, sorted by name; independent of sharding.
+// Identity of the weights without loading them: SHA-256 over one line "name dtype [rows, cols]
+// sha256\n" per tensor that the model uses, sorted by name; independent of sharding and of tensors
+// that the model ignores.
 sp_status sp_model_weights_sha256(const sp_model_desc *d, char hex[SP_SHA256_HEX]);
 
 // ---- rotary tables ------------------------------------------------------------------------------

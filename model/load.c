@@ -1,0 +1,310 @@
+// Weights: from mapped files to a backend, checked and hashed on the way.
+//
+// The tensors are taken in groups of up to GROUP_BYTES. Host threads hash a group and look for NaN
+// and infinity, which brings its pages into memory; then it is uploaded. So a model of any size is
+// read from disk once and needs no host memory beside the page cache and one bounce buffer.
+#include "model/private.h"
+
+#include "common/log.h"
+#include "common/util.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const int64_t GROUP_BYTES = 1 << 30, BOUNCE_BYTES = 16 << 20;
+
+typedef struct job {
+    const sp_st_tensor *t;
+    sp_tensor dst; // where the values go
+    char sha256[SP_SHA256_HEX];
+    int64_t first_bad; // index of the first NaN or infinity, -1 if none
+    double bad_value;
+    bool failed; // the hash could not be computed
+} job;
+
+// ---- checking -----------------------------------------------------------------------------------
+
+// Unaligned sources: memcpy is what the compiler turns into plain loads.
+static float value_at(const sp_st_tensor *t, int64_t i) {
+    uint16_t half;
+    float f;
+    if (t->dtype == SP_ST_F32) {
+        memcpy(&f, t->data + 4 * i, 4);
+        return f;
+    }
+    memcpy(&half, t->data + 2 * i, 2);
+    return t->dtype == SP_ST_BF16 ? sp_bf16_to_f32(half) : sp_f16_to_f32(half);
+}
+
+// True if an element of data[0..n) has all exponent bits set, or is too large for the storage type.
+static bool has_nonfinite(const sp_st_tensor *t, int64_t begin, int64_t n, uint32_t f32_limit) {
+    uint32_t bad = 0;
+    if (t->dtype == SP_ST_F32) {
+        for (int64_t i = begin; i < begin + n; i++) {
+            uint32_t u;
+            memcpy(&u, t->data + 4 * i, 4);
+            bad |= (u & 0x7fffffffu) >= f32_limit;
+        }
+    } else {
+        uint16_t exponent = t->dtype == SP_ST_BF16 ? 0x7f80 : 0x7c00;
+        for (int64_t i = begin; i < begin + n; i++) {
+            uint16_t u;
+            memcpy(&u, t->data + 2 * i, 2);
+            bad |= (u & exponent) == exponent;
+        }
+    }
+    return bad;
+}
+
+static void inspect(job *j, sp_dtype storage) {
+    enum { STRIP = 4096 };
+    // The smallest magnitude that bf16 rounds to infinity; fp32 stores all but infinity itself.
+    uint32_t limit = storage == SP_BF16 ? 0x7f7f8000u : 0x7f800000u;
+    j->first_bad = -1;
+    for (int64_t i = 0; i < j->t->elements && j->first_bad < 0; i += STRIP) {
+        int64_t n = j->t->elements - i < STRIP ? j->t->elements - i : STRIP;
+        if (!has_nonfinite(j->t, i, n, limit)) continue;
+        for (int64_t k = i; k < i + n && j->first_bad < 0; k++)
+            if (has_nonfinite(j->t, k, 1, limit)) j->first_bad = k;
+        j->bad_value = value_at(j->t, j->first_bad);
+    }
+    j->failed = sp_sha256_of(j->t->data, (size_t)j->t->bytes, j->sha256) != SP_OK;
+}
+
+// ---- identity -----------------------------------------------------------------------------------
+
+static int by_tensor_name(const void *a, const void *b) {
+    return strcmp(((const job *)a)->t->name, ((const job *)b)->t->name);
+}
+
+// Sorts the jobs by name.
+static sp_status identity(job *jobs, int64_t n, char hex[SP_SHA256_HEX]) {
+    sp_text lines = {0};
+    qsort(jobs, (size_t)n, sizeof *jobs, by_tensor_name);
+    for (int64_t i = 0; i < n; i++) {
+        char *shape = sp_st_shape_text(jobs[i].t->dims, jobs[i].t->shape);
+        sp_text_add(&lines, "%s %s %s %s\n", jobs[i].t->name, sp_st_dtype_name(jobs[i].t->dtype),
+                    shape ? shape : "", jobs[i].sha256);
+        lines.failed |= !shape;
+        free(shape);
+    }
+    sp_status st = lines.failed ? sp_error(SP_ENVIRONMENT, "out of memory")
+                                : sp_sha256_of(lines.data, lines.len, hex);
+    sp_text_free(&lines);
+    return st;
+}
+
+// ---- loading ------------------------------------------------------------------------------------
+
+static sp_dtype backend_dtype(sp_st_dtype t) {
+    return t == SP_ST_BF16 ? SP_BF16 : t == SP_ST_F16 ? SP_F16 : SP_F32;
+}
+
+// The whole tensor into its place, in pieces through `bounce` if its data is not aligned.
+static sp_status upload(const job *j, void *bounce) {
+    int64_t size = sp_st_dtype_size(j->t->dtype), row = j->dst.cols * size;
+    sp_dtype type = backend_dtype(j->t->dtype);
+    if ((uintptr_t)j->t->data % (uintptr_t)size == 0)
+        return sp_upload_raw(j->dst, type, j->t->data);
+    int64_t rows = row < BOUNCE_BYTES ? BOUNCE_BYTES / row : 1;
+    for (int64_t r = 0; r < j->dst.rows; r += rows) {
+        int64_t n = j->dst.rows - r < rows ? j->dst.rows - r : rows;
+        memcpy(bounce, j->t->data + r * row, (size_t)(n * row));
+        SP_TRY(sp_upload_raw(sp_tensor_rows(j->dst, r, n), type, bounce));
+    }
+    return SP_OK;
+}
+
+static sp_status alloc_weights(sp_model *m) {
+    const sp_model_desc *d = m->desc;
+    sp_dtype t = sp_backend_storage(m->backend);
+    int64_t D = d->hidden, F = d->ffn, hd = d->heads.head_dim;
+    int64_t Q = d->heads.q_heads * hd, KV = d->heads.kv_heads * hd;
+    SP_TRY(sp_tensor_alloc(m->backend, t, d->vocab, D, "the embedding", &m->embed));
+    SP_TRY(sp_tensor_alloc(m->backend, t, 1, D, "the final norm", &m->final_norm));
+    if (d->tied_head)
+        m->head = m->embed;
+    else
+        SP_TRY(sp_tensor_alloc(m->backend, t, d->vocab, D, "the output matrix", &m->head));
+    for (int64_t l = 0; l < d->layers; l++) {
+        sp_layer_weights *w = &m->layer[l];
+        SP_TRY(sp_tensor_alloc(m->backend, t, 1, D, "a norm", &w->attn_norm));
+        SP_TRY(sp_tensor_alloc(m->backend, t, 1, D, "a norm", &w->mlp_norm));
+        SP_TRY(sp_tensor_alloc(m->backend, t, Q + 2 * KV, D, "a qkv matrix", &w->qkv));
+        SP_TRY(sp_tensor_alloc(m->backend, t, D, Q, "an output projection", &w->o));
+        SP_TRY(sp_tensor_alloc(m->backend, t, 2 * F, D, "a gate and up matrix", &w->gate_up));
+        SP_TRY(sp_tensor_alloc(m->backend, t, D, F, "a down matrix", &w->down));
+    }
+    return SP_OK;
+}
+
+// Where the rows of a stored tensor stand in the model.
+static sp_tensor place_of(const sp_model *m, sp_part part, int64_t l) {
+    const sp_model_desc *d = m->desc;
+    int64_t Q = d->heads.q_heads * d->heads.head_dim, KV = d->heads.kv_heads * d->heads.head_dim;
+    const sp_layer_weights *w = &m->layer[l];
+    switch (part) {
+    case SP_PART_EMBED:
+        return m->embed;
+    case SP_PART_FINAL_NORM:
+        return m->final_norm;
+    case SP_PART_HEAD:
+        return m->head;
+    case SP_PART_ATTN_NORM:
+        return w->attn_norm;
+    case SP_PART_Q:
+        return sp_tensor_rows(w->qkv, 0, Q);
+    case SP_PART_K:
+        return sp_tensor_rows(w->qkv, Q, KV);
+    case SP_PART_V:
+        return sp_tensor_rows(w->qkv, Q + KV, KV);
+    case SP_PART_O:
+        return w->o;
+    case SP_PART_MLP_NORM:
+        return w->mlp_norm;
+    case SP_PART_GATE:
+        return sp_tensor_rows(w->gate_up, 0, d->ffn);
+    case SP_PART_UP:
+        return sp_tensor_rows(w->gate_up, d->ffn, d->ffn);
+    case SP_PART_DOWN:
+        return w->down;
+    case SP_N_PARTS:
+        break;
+    }
+    return (sp_tensor){0};
+}
+
+// Every used tensor in file order, so that a disk is read forwards. `m` NULL: no destinations.
+static int by_position(const void *a, const void *b) {
+    const sp_st_tensor *x = ((const job *)a)->t, *y = ((const job *)b)->t;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    return x->data < y->data ? -1 : x->data > y->data;
+}
+
+static sp_status make_jobs(const sp_model_desc *d, const sp_model *m, const sp_st *st, job **out,
+                           int64_t *n) {
+    *n = 0;
+    SP_TRY(sp_alloc(out, d->layers * SP_N_PARTS + SP_N_PARTS, sizeof **out, "the tensor list"));
+    for (sp_part part = 0; part < SP_N_PARTS; part++) {
+        if (part == SP_PART_HEAD && d->tied_head) continue;
+        for (int64_t l = 0; l < (part < SP_FIRST_LAYER_PART ? 1 : d->layers); l++) {
+            job *j = &(*out)[(*n)++];
+            SP_TRY(sp_weight_find(d, st, part, l, &j->t));
+            if (m) j->dst = place_of(m, part, l);
+        }
+    }
+    qsort(*out, (size_t)*n, sizeof **out, by_position);
+    return SP_OK;
+}
+
+// Room for BOUNCE_BYTES, or for the longest row.
+static sp_status alloc_bounce(const job *jobs, int64_t n, void **out) {
+    int64_t bytes = BOUNCE_BYTES;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t row = jobs[i].dst.cols * sp_st_dtype_size(jobs[i].t->dtype);
+        if (row > bytes) bytes = row;
+    }
+    return sp_alloc(out, bytes, 1, "the upload buffer");
+}
+
+// Checks, hashes and (with a model) uploads all jobs.
+static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp_model *m,
+                          const sp_model_load_options *o) {
+    sp_dtype storage = m ? sp_backend_storage(m->backend) : SP_F32;
+    sp_problems p = {0};
+    void *bounce = NULL;
+    sp_status st = SP_OK;
+    int64_t done_bytes = 0;
+    double start = sp_now();
+    if (m) SP_GO(alloc_bounce(jobs, n, &bounce));
+    for (int64_t first = 0, end; first < n; first = end) {
+        int64_t bytes = 0;
+        for (end = first; end < n && (end == first || bytes + jobs[end].t->bytes <= GROUP_BYTES);)
+            bytes += jobs[end++].t->bytes;
+#pragma omp parallel for schedule(dynamic)
+        for (int64_t i = first; i < end; i++) inspect(&jobs[i], storage);
+        for (int64_t i = first; i < end; i++) {
+            const job *j = &jobs[i];
+            if (j->failed) {
+                st = sp_error(SP_ENVIRONMENT, "SHA-256 of tensor %s failed", j->t->name);
+                goto done;
+            }
+            if (j->first_bad >= 0 && !o->allow_nonfinite)
+                sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name,
+                                (long long)j->first_bad, j->bad_value);
+            if (m && p.count == 0) SP_GO(upload(j, bounce));
+        }
+        done_bytes += bytes;
+        if (o->progress)
+            sp_progress("loading %s: %.0f of %.0f MB, %.0f MB/s", d->name,
+                        (double)done_bytes * 1e-6, (double)d->weight_bytes * 1e-6,
+                        (double)done_bytes * 1e-6 / (sp_now() - start + 1e-9));
+    }
+done:
+    if (o->progress) sp_progress("%s", "");
+    free(bounce);
+    sp_status listed = sp_problems_end(
+        &p, SP_BAD_INPUT, "the weights of %s are not finite numbers%s; get the files again", d->dir,
+        storage == SP_BF16 ? " of bf16" : "");
+    return st == SP_OK ? listed : st;
+}
+
+sp_status sp_model_load(sp_backend *be, const sp_model_desc *d, const sp_model_load_options *o,
+                        sp_model **out) {
+    static const sp_model_load_options defaults = {0};
+    sp_model *m = NULL;
+    sp_st *files = NULL;
+    job *jobs = NULL;
+    int64_t n;
+    sp_status st = SP_OK;
+    *out = NULL;
+    SP_GO(sp_st_open(d->dir, &files));
+    SP_GO(sp_alloc(&m, 1, sizeof *m, "a model"));
+    m->desc = d;
+    m->backend = be;
+    SP_GO(sp_alloc(&m->layer, d->layers, sizeof *m->layer, "the layers"));
+    SP_GO(alloc_weights(m));
+    SP_GO(make_jobs(d, m, files, &jobs, &n));
+    SP_GO(run_jobs(d, jobs, n, m, o ? o : &defaults));
+    SP_GO(identity(jobs, n, m->weights_sha256));
+    *out = m;
+done:
+    free(jobs);
+    sp_st_close(files);
+    if (st != SP_OK) sp_model_free(m);
+    return st;
+}
+
+void sp_model_free(sp_model *m) {
+    if (!m) return;
+    if (!m->desc->tied_head) sp_tensor_free(&m->head);
+    sp_tensor_free(&m->embed);
+    sp_tensor_free(&m->final_norm);
+    for (int64_t l = 0; m->layer && l < m->desc->layers; l++) {
+        sp_layer_weights *w = &m->layer[l];
+        sp_tensor_free(&w->attn_norm);
+        sp_tensor_free(&w->mlp_norm);
+        sp_tensor_free(&w->qkv);
+        sp_tensor_free(&w->o);
+        sp_tensor_free(&w->gate_up);
+        sp_tensor_free(&w->down);
+    }
+    free(m->layer);
+    free(m);
+}
+
+sp_status sp_model_weights_sha256(const sp_model_desc *d, char hex[SP_SHA256_HEX]) {
+    const sp_model_load_options any = {.allow_nonfinite = true};
+    sp_st *files = NULL;
+    job *jobs = NULL;
+    int64_t n;
+    sp_status st = SP_OK;
+    SP_GO(sp_st_open(d->dir, &files));
+    SP_GO(make_jobs(d, NULL, files, &jobs, &n));
+    SP_GO(run_jobs(d, jobs, n, NULL, &any));
+    SP_GO(identity(jobs, n, hex));
+done:
+    free(jobs);
+    sp_st_close(files);
+    return st;
+}
