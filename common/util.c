@@ -29,7 +29,9 @@ sp_status sp_alloc(void *out_ptr, int64_t count, int64_t size, const char *what)
                     (long long)count, (long long)size);
 }
 
-char *sp_strdup(const char *s) { return s ? strdup(s) : NULL; }
+char *sp_strdup(const char *s) {
+    return s ? strdup(s) : NULL;
+}
 
 char *sp_format(const char *fmt, ...) {
     va_list ap;
@@ -338,6 +340,24 @@ float sp_f16_to_f32(uint16_t x) {
     return f;
 }
 
+uint16_t sp_f32_to_f16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    uint32_t sign = u >> 16 & 0x8000u;
+    u &= 0x7fffffffu;
+    if (u > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);  // NaN
+    if (u >= 0x477ff000u) return (uint16_t)(sign | 0x7c00u); // rounds to 2^16 or more
+    if (u < 0x38800000u) { // below the normal range: in units of 2^-24, rounded by the addition
+        float magnitude;
+        memcpy(&magnitude, &u, 4);
+        float shifted = magnitude + 0.5f; // 1 ulp of [0.5, 1) is 2^-24
+        memcpy(&u, &shifted, 4);
+        return (uint16_t)(sign | (u - 0x3f000000u));
+    }
+    u += 0xfffu + (u >> 13 & 1); // to nearest, ties to even
+    return (uint16_t)(sign | ((u - 0x38000000u) >> 13));
+}
+
 uint64_t sp_splitmix64(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -345,7 +365,9 @@ uint64_t sp_splitmix64(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-double sp_uniform(uint64_t *state) { return (double)(sp_splitmix64(state) >> 11) * 0x1p-53; }
+double sp_uniform(uint64_t *state) {
+    return (double)(sp_splitmix64(state) >> 11) * 0x1p-53;
+}
 
 double sp_now(void) {
     struct timespec t;

@@ -70,6 +70,7 @@ sp_status sp_commit_file(const char *tmp, const char *path);
 uint16_t sp_f32_to_bf16(float x); // round to nearest even; NaN stays NaN
 float sp_bf16_to_f32(uint16_t x);
 float sp_f16_to_f32(uint16_t x);
+uint16_t sp_f32_to_f16(float x); // round to nearest even; beyond 65504 gives infinity
 
 // Next number of the splitmix64 stream in *state (data/corpus.md 2); uniform in [0,1) from it.
 uint64_t sp_splitmix64(uint64_t *state);

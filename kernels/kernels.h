@@ -42,7 +42,7 @@ typedef struct sp_tensor {
 // ---- backend ------------------------------------------------------------------------------------
 
 typedef struct sp_backend_options {
-    const char *name;     // "auto", "cpu" or "cuda"; auto takes CUDA if built in and a device is there
+    const char *name; // "auto", "cpu" or "cuda"; auto takes CUDA if built in and a device is there
     const char *cpu_blas; // "auto" (the fastest one by measurement), "openblas", "onednn"
     int threads;          // host threads of the CPU backend; 0 = cores / local_ranks
     int local_rank, local_ranks;
@@ -54,9 +54,9 @@ void sp_backend_close(sp_backend *be);
 const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 // One line for the run header: device or core, threads, BLAS library and its measured GFLOP/s.
 const char *sp_backend_description(const sp_backend *be);
-const char *sp_backend_blas(const sp_backend *be);  // name usable as cpu_blas, for exact resume
+const char *sp_backend_blas(const sp_backend *be);    // name usable as cpu_blas, for exact resume
 double sp_backend_sgemm_gflops(const sp_backend *be); // measured at start; 0 where not applicable
-sp_dtype sp_backend_storage(const sp_backend *be);  // of activations and weights: SP_F32 or SP_BF16
+sp_dtype sp_backend_storage(const sp_backend *be); // of activations and weights: SP_F32 or SP_BF16
 
 // ---- memory -------------------------------------------------------------------------------------
 
@@ -97,7 +97,8 @@ typedef struct sp_selection {
 // Which windows j a query at position i sees.
 typedef enum sp_visibility {
     SP_SEES_START,    // stride*j <= i: the window has begun (4.1, 7.1)
-    SP_SEES_COMPLETE, // stride*j + kernel - 1 <= i: all of it is in the past (4.4 note, inference 1.2)
+    SP_SEES_COMPLETE, // stride*j + kernel - 1 <= i: all of it is in the past (4.4 note,
+                      // inference 1.2)
 } sp_visibility;
 
 typedef enum sp_align { SP_ALIGN_MAX, SP_ALIGN_MEAN } sp_align;
@@ -192,9 +193,9 @@ sp_status sp_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_te
 
 // g[N,K] += dy[T,N]^T . x[T,K]; g F32.
 sp_status sp_grad_weight(sp_tensor dy, sp_tensor x, sp_tensor g);
-sp_status sp_scale(sp_tensor x, float factor);           // F32
-sp_status sp_sum(sp_tensor x, double *out);              // F32, summed in double in a fixed order
-sp_status sp_sum_squares(sp_tensor x, double *out);      // the same of x^2
+sp_status sp_scale(sp_tensor x, float factor);      // F32
+sp_status sp_sum(sp_tensor x, double *out);         // F32, summed in double in a fixed order
+sp_status sp_sum_squares(sp_tensor x, double *out); // the same of x^2
 
 typedef struct sp_adamw_args {
     float lr, beta1, beta2, eps, weight_decay;
