@@ -195,17 +195,18 @@ static sp_status tile_source(prefill *p, int64_t layer, int64_t i0, int64_t R, s
         *out = sp_tensor_rows(p->f, i0, R);
         return SP_OK;
     case SP_SELECT_INFINIGEN: {
-        sp_tensor x = layer > 0 ? p->x_before : p->w->x;
+        if (layer == 0) break; // its own input: the true queries
         sp_tensor wq = sp_tensor_rows(p->m->layer[layer].qkv, 0, heads->q_heads * heads->head_dim);
         *out = sp_tensor_rows(p->q_before, 0, R);
-        SP_TRY(sp_linear(sp_tensor_rows(x, i0, R), wq, *out));
+        SP_TRY(sp_linear(sp_tensor_rows(p->x_before, i0, R), wq, *out));
         SP_TRY(sp_rope(*out, p->rope->cos, p->rope->sin, i0, heads->head_dim, false));
         return SP_OK;
     }
     default:
-        *out = sp_tensor_rows(sp_workspace_q(p->m, p->w, p->T), i0, R);
-        return SP_OK;
+        break;
     }
+    *out = sp_tensor_rows(sp_workspace_q(p->m, p->w, p->T), i0, R);
+    return SP_OK;
 }
 
 static sp_status layer_lists(prefill *p, int64_t layer) {
