@@ -164,6 +164,8 @@ static sp_status cpu_download(sp_tensor src, void *dst) {
 }
 
 static sp_status cpu_copy(sp_tensor dst, sp_tensor src) {
+    sp_cpu *cpu = sp_cpu_of(dst);
+#pragma omp parallel for num_threads(cpu->threads) schedule(static)
     for (int64_t r = 0; r < src.rows; r++)
         convert(row_of(dst, r), dst.dtype, row_of(src, r), src.dtype, src.cols);
     return SP_OK;

@@ -36,10 +36,18 @@ static void run_onednn(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const 
 }
 #endif
 
-enum { CANDIDATES = 2 };
+enum { CANDIDATES = 2 }; // in order of preference
+// How much faster a later candidate must be: noise shall not change the numbers of a run.
+static const double clearly = 1.15;
 
 static int candidates(sp_sgemm_choice list[CANDIDATES]) {
     int n = 0;
+#if SPARDA_HAVE_ONEDNN
+    const dnnl_version_t *v = dnnl_version();
+    list[n] = (sp_sgemm_choice){.name = "onednn", .run = run_onednn};
+    snprintf(list[n].label, sizeof list[n].label, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
+    n++;
+#endif
     openblas_set_num_threads(1);
     list[n] = (sp_sgemm_choice){.name = "openblas", .run = run_openblas};
     char version[64] = "";
@@ -47,12 +55,6 @@ static int candidates(sp_sgemm_choice list[CANDIDATES]) {
     snprintf(list[n].label, sizeof list[n].label, "OpenBLAS %s, core %s", version,
              openblas_get_corename());
     n++;
-#if SPARDA_HAVE_ONEDNN
-    list[n] = (sp_sgemm_choice){.name = "onednn", .run = run_onednn};
-    const dnnl_version_t *v = dnnl_version();
-    snprintf(list[n].label, sizeof list[n].label, "oneDNN %d.%d.%d", v->major, v->minor, v->patch);
-    n++;
-#endif
     return n;
 }
 
@@ -84,28 +86,30 @@ static bool is_right(sp_sgemm_fn *run) {
     return true;
 }
 
-// GFLOP/s of pieces like those of sp_linear, one per thread at a time; best of a few rounds.
+// GFLOP/s of pieces like those of sp_linear, on all threads at once: the sum over the threads of
+// each one's fastest call, so that other programs on the machine disturb it little.
 static sp_status measure(sp_sgemm_choice *choice, int threads) {
-    enum { M = 128, N = 256, K = 256, CALLS = 8, ROUNDS = 4 };
+    enum { M = 128, N = 256, K = 256, CALLS = 16 };
     enum { EACH = M * K + N * K + M * N };
+    const double flop = 2.0 * M * N * K;
     float *data;
     SP_TRY(sp_alloc(&data, (int64_t)threads * EACH, sizeof(float), "the SGEMM measurement"));
     for (int64_t i = 0; i < (int64_t)threads * EACH; i++) data[i] = (float)(i % 17) * 0.1f - 0.8f;
-    double best = INFINITY;
-    for (int round = 0; round <= ROUNDS; round++) {
-        double start = sp_now();
-#pragma omp parallel num_threads(threads)
-        {
-            float *mine = data + (int64_t)omp_get_thread_num() * EACH;
-            for (int i = 0; i < CALLS; i++)
-                choice->run(false, true, M, N, K, mine, K, mine + M * K, K, 0, mine + M * K + N * K,
-                            N);
+    double rate = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : rate)
+    {
+        float *a = data + (int64_t)omp_get_thread_num() * EACH, *b = a + M * K, *c = b + N * K;
+        double best = INFINITY;
+        for (int i = 0; i < CALLS; i++) {
+            double start = sp_now();
+            choice->run(false, true, M, N, K, a, K, b, K, 0, c, N);
+            double seconds = sp_now() - start;
+            if (i >= 2 && seconds < best) best = seconds; // the first calls warm up
         }
-        double seconds = sp_now() - start;
-        if (round > 0 && seconds < best) best = seconds; // round 0 warms up
+        rate += flop / best;
     }
     free(data);
-    choice->gflops = 2e-9 * M * N * K * CALLS * threads / best;
+    choice->gflops = 1e-9 * rate;
     return SP_OK;
 }
 
@@ -127,7 +131,8 @@ sp_status sp_sgemm_choose(const char *name, int threads, bool deterministic, sp_
             continue;
         }
         SP_TRY(measure(&list[i], threads));
-        if (!out->run || deterministic || list[i].gflops > out->gflops) *out = list[i];
+        bool better = out->run && !deterministic && list[i].gflops > clearly * out->gflops;
+        if (!out->run || better) *out = list[i];
     }
     if (out->run) return SP_OK;
     if (any)

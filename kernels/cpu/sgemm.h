@@ -19,9 +19,9 @@ typedef struct sp_sgemm_choice {
 } sp_sgemm_choice;
 
 // `name`: "auto" or a library. Every candidate is checked against scalar products first; one that
-// is wrong is an error if it was asked for and is left out, with a warning, otherwise. With
-// `deterministic`, auto does not depend on a clock: oneDNN, which looks at the processor itself,
-// where it is built in.
+// is wrong is an error if it was asked for and is left out, with a warning, otherwise. auto takes
+// oneDNN, which looks at the processor itself, unless OpenBLAS is clearly faster; with
+// `deterministic` it does not depend on a clock and takes oneDNN wherever it is built in.
 sp_status sp_sgemm_choose(const char *name, int threads, bool deterministic, sp_sgemm_choice *out);
 
 #endif
