@@ -41,11 +41,12 @@ const char *sp_h5_reason(void) {
 }
 
 hid_t sp_h5_open_readonly(const char *path) {
-    hid_t fapl = H5Pcreate(H5P_FILE_ACCESS);
+    static hid_t fapl = -1; // made once: closing it after a failed open would erase the reason
+    if (fapl < 0) {
+        fapl = H5Pcreate(H5P_FILE_ACCESS);
 #if H5_VERSION_GE(1, 10, 7)
-    H5Pset_file_locking(fapl, false, true);
+        H5Pset_file_locking(fapl, false, true);
 #endif
-    hid_t file = H5Fopen(path, H5F_ACC_RDONLY, fapl);
-    H5Pclose(fapl);
-    return file;
+    }
+    return H5Fopen(path, H5F_ACC_RDONLY, fapl);
 }
