@@ -284,29 +284,74 @@ static sp_status write_all(hid_t file, const char *path, const sp_train_state *s
     return SP_OK;
 }
 
-// The bytes of a finished file, built in memory. Between sp_h5_begin and sp_h5_end.
-static sp_status build_image(const char *path, const sp_train_state *s, void **image,
-                             int64_t *bytes) {
+// The memory of a file under construction. HDF5 leaves it to us when it closes the file: only then
+// is the superblock what a reader expects (H5Fget_file_image gives one with a wrong checksum).
+typedef struct image {
+    uint8_t *data;
+    size_t bytes; // of `data`
+} image;
+
+static void *image_malloc(size_t bytes, H5FD_file_image_op_t op, void *user) {
+    (void)op, (void)user;
+    return malloc(bytes);
+}
+
+static void *image_realloc(void *p, size_t bytes, H5FD_file_image_op_t op, void *user) {
+    (void)op;
+    image *im = user;
+    uint8_t *grown = realloc(p, bytes);
+    if (!grown) return NULL;
+    if (bytes > im->bytes) memset(grown + im->bytes, 0, bytes - im->bytes);
+    *im = (image){grown, bytes};
+    return grown;
+}
+
+static void *image_copy(void *to, const void *from, size_t bytes, H5FD_file_image_op_t op,
+                        void *user) {
+    (void)op, (void)user;
+    return memcpy(to, from, bytes);
+}
+
+static herr_t image_free(void *p, H5FD_file_image_op_t op, void *user) {
+    (void)p, (void)op, (void)user;
+    return 0;
+}
+
+static void *image_user_copy(void *user) {
+    return user;
+}
+
+static herr_t image_user_free(void *user) {
+    (void)user;
+    return 0;
+}
+
+// Between sp_h5_begin and sp_h5_end. `bytes` receives the length of the file in im->data.
+static sp_status build_image(const char *path, const sp_train_state *s, image *im, int64_t *bytes) {
     sp_status st = SP_OK;
     sp_text list = {0};
-    hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    H5FD_file_image_callbacks_t hooks = {
+        image_malloc, image_copy, image_realloc, image_free, image_user_copy, image_user_free, im};
+    hid_t access = H5Pcreate(H5P_FILE_ACCESS), create = H5Pcreate(H5P_FILE_CREATE);
     H5Pset_fapl_core(access, 16 << 20, false);
+    H5Pset_file_image_callbacks(access, &hooks);
     H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V18);
-    hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access);
-    H5Pclose(access);
-    if (file < 0) return write_failed(path, "the file");
-
+    H5Pset_obj_track_times(create, false);
+    hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, create, access);
+    if (file < 0) SP_GO(write_failed(path, "the file"));
     SP_GO(write_all(file, path, s, &list));
-    ssize_t size = H5Fflush(file, H5F_SCOPE_GLOBAL) < 0 ? -1 : H5Fget_file_image(file, NULL, 0);
-    if (size <= 0) SP_GO(write_failed(path, "the file"));
-    SP_GO(sp_alloc(image, size, 1, path));
-    if (H5Fget_file_image(file, *image, (size_t)size) != size)
-        SP_GO(write_failed(path, "the file"));
-    *bytes = size;
 done:
+    if (file >= 0 && H5Fclose(file) < 0 && st == SP_OK) st = write_failed(path, "the file");
+    H5Pclose(create);
+    H5Pclose(access);
     sp_text_free(&list);
-    H5Fclose(file);
-    return st;
+    if (st != SP_OK) return st;
+    // The end-of-file address of a version 2 superblock; the memory is a little larger.
+    uint64_t end = 0;
+    for (int i = 7; i >= 0 && im->bytes >= 36; i--) end = end << 8 | im->data[28 + i];
+    *bytes = (int64_t)end;
+    return end && end <= im->bytes ? SP_OK
+                                   : sp_error(SP_ENVIRONMENT, "%s: HDF5 built no file", path);
 }
 
 sp_status sp_state_save(const char *path, const sp_train_state *s) {
@@ -319,13 +364,13 @@ sp_status sp_state_save(const char *path, const sp_train_state *s) {
                         path, (long long)w->rows, (long long)w->cols, (long long)s->heads.kv_heads,
                         (long long)s->heads.head_dim, (long long)s->hidden,
                         !s->exp_avg != !s->exp_avg_sq ? ", one moment without the other" : "");
-    void *image = NULL;
+    image im = {0};
     int64_t bytes = 0;
     sp_h5_begin();
-    sp_status st = build_image(path, s, &image, &bytes);
+    sp_status st = build_image(path, s, &im, &bytes);
     sp_h5_end();
-    if (st == SP_OK) st = sp_write_file(path, image, bytes);
-    free(image);
+    if (st == SP_OK) st = sp_write_file(path, im.data, bytes);
+    free(im.data);
     return st;
 }
 

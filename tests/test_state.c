@@ -33,6 +33,7 @@ static sp_train_state make_state(int64_t step) {
     sp_train_state s = {
         .weights = {.layers = LAYERS, .rows = KV * HEAD, .cols = HIDDEN},
         .step = step,
+        .updates = step - 1,
         .samples = step * 32,
         .tokens = INT64_C(5000000000),
         .used_rows = 7,
@@ -72,11 +73,11 @@ static bool same_state(const sp_train_state *a, const sp_train_state *b) {
            !a->exp_avg == !b->exp_avg && !a->exp_avg_sq == !b->exp_avg_sq &&
            (!a->exp_avg || (memcmp(a->exp_avg, b->exp_avg, trained) == 0 &&
                             memcmp(a->exp_avg_sq, b->exp_avg_sq, trained) == 0)) &&
-           a->step == b->step && a->samples == b->samples && a->tokens == b->tokens &&
-           a->used_rows == b->used_rows && a->skipped_rows == b->skipped_rows &&
-           a->stage == b->stage && a->seed == b->seed && same_text(a->config, b->config) &&
-           same_text(a->data_identity, b->data_identity) && same_text(a->cpu_blas, b->cpu_blas) &&
-           same_text(a->base_name, b->base_name) &&
+           a->step == b->step && a->updates == b->updates && a->samples == b->samples &&
+           a->tokens == b->tokens && a->used_rows == b->used_rows &&
+           a->skipped_rows == b->skipped_rows && a->stage == b->stage && a->seed == b->seed &&
+           same_text(a->config, b->config) && same_text(a->data_identity, b->data_identity) &&
+           same_text(a->cpu_blas, b->cpu_blas) && same_text(a->base_name, b->base_name) &&
            strcmp(a->base_config_sha256, b->base_config_sha256) == 0 &&
            strcmp(a->base_weights_sha256, b->base_weights_sha256) == 0 &&
            memcmp(&a->heads, &b->heads, sizeof a->heads) == 0 && a->hidden == b->hidden &&
@@ -180,15 +181,19 @@ static void truncated(void **unused) {
     free(bytes), free(path), free(cut);
 }
 
-// Every byte is changed once: the load fails, or what it gives is exactly what was saved.
+// Every third byte is changed once, in another bit each time: the load fails, or what it gives is
+// exactly what was saved.
 static void flipped(void **unused) {
     (void)unused;
     char *path = in_tmp("whole2.h5"), *bad = in_tmp("flipped.h5"), *bytes;
     sp_train_state s = make_state(6), r;
     int64_t n, refused = 0, harmless = 0;
     assert_ok(sp_state_save(path, &s));
+    assert_ok(sp_state_load(path, &r));
+    assert_true(same_state(&s, &r));
+    sp_train_state_free(&r);
     assert_ok(sp_read_file(path, 1 << 20, &bytes, &n));
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < n; i += 3) {
         bytes[i] ^= (char)(1 << (i % 8));
         FILE *f = fopen(bad, "wb"); // no sync: thousands of files
         assert_int_equal(fwrite(bytes, 1, (size_t)n, f), n);
@@ -205,7 +210,7 @@ static void flipped(void **unused) {
     print_message("%lld bytes: %lld flips refused, %lld harmless\n", (long long)n,
                   (long long)refused, (long long)harmless);
     // at least all tensor bytes must be among the refused
-    assert_true(refused > (int64_t)((3 * LAYERS + 1) * SIZE * sizeof(float)));
+    assert_true(refused > (int64_t)((3 * LAYERS + 1) * SIZE * sizeof(float) / 3));
     sp_train_state_free(&s);
     free(bytes), free(path), free(bad);
 }
@@ -434,7 +439,7 @@ static void killed_while_saving(void **unused) {
             for (s.samples = 100;; s.samples++)
                 if (sp_state_save(path, &s) != SP_OK) _exit(1);
         }
-        usleep((useconds_t)(500 + 700 * moment));
+        usleep((useconds_t)(1000 + 3000 * moment));
         kill(pid, SIGKILL);
         int status;
         waitpid(pid, &status, 0);
