@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 
 static pthread_mutex_t lock;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -30,7 +31,13 @@ void sp_h5_end(void) {
 
 static herr_t keep_reason(unsigned n, const H5E_error2_t *e, void *user) {
     (void)user;
-    if (n == 0) snprintf(reason, sizeof reason, "%s", e->desc ? e->desc : "unknown");
+    if (n != 0 || !e->desc) return 0;
+    // Of a failed system call only the system's own words: "..., error message = 'No space ...', ".
+    static const char mark[] = "error message = '";
+    const char *words = strstr(e->desc, mark);
+    words = words ? words + sizeof mark - 1 : e->desc;
+    const char *end = words == e->desc ? NULL : strchr(words, '\'');
+    snprintf(reason, sizeof reason, "%.*s", end ? (int)(end - words) : (int)sizeof reason, words);
     return 0;
 }
 

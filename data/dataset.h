@@ -45,6 +45,9 @@ typedef struct sp_domain_info {
 typedef struct sp_dataset_info { // for `data info`
     sp_domain_info *domain;
     int64_t n_domains, rows, tokens, min_length, max_length;
+    int64_t n_files, bytes;
+    int64_t vocab;   // largest that a file states, 0: none does
+    char *tokenizer; // of the first file that states one, NULL
 } sp_dataset_info;
 sp_status sp_dataset_describe(const sp_dataset *d, sp_dataset_info *out);
 void sp_dataset_info_free(sp_dataset_info *i);
@@ -71,6 +74,7 @@ typedef struct sp_sampler_counts { // over all rows of the data set
 
 sp_status sp_sampler_open(const sp_dataset *d, const sp_sampler_args *a, sp_sampler **out);
 void sp_sampler_close(sp_sampler *s);
+int64_t sp_sampler_seq_len(const sp_sampler *s);
 // Looks at the length of every row: with MDS that reads a few bytes of each (data/README.md).
 sp_status sp_sampler_count(const sp_sampler *s, sp_sampler_counts *out);
 // Sample `index` (0, 1, 2, ...) of the run: up to seq_len tokens. `id` receives the row's name for
@@ -78,6 +82,11 @@ sp_status sp_sampler_count(const sp_sampler *s, sp_sampler_counts *out);
 // its beginning (128 bytes; may be NULL). Thread-safe.
 sp_status sp_sampler_read(const sp_sampler *s, uint64_t index, int32_t *tokens, int64_t *n,
                           char id[128]);
+
+// Where sample `index` comes from: `rows` consecutive rows of an entry from `row` on (more than one
+// only in a pack). Reads nothing.
+void sp_sampler_locate(const sp_sampler *s, uint64_t index, int64_t *entry, int64_t *row,
+                       int64_t *rows);
 
 // The keyed permutation of 0..n-1 behind the shuffled order (a Feistel network with cycle walking).
 uint64_t sp_permute(uint64_t key, uint64_t n, uint64_t i);

@@ -1,0 +1,322 @@
+// MDS in memory: index.json, shard headers, samples, arrays (data/mds.h).
+#include "common/json.h"
+#include "common/util.h"
+#include "data/mds.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { COLUMNS_MAX = 4096 };
+static const char token_column[] = "input_ids";
+static const sp_mds_encoding encodings[] = {{"ndarray:int32", 4}};
+enum { N_ENCODINGS = sizeof encodings / sizeof encodings[0] };
+
+uint32_t sp_mds_u32(const uint8_t *b) {
+    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
+
+int64_t sp_mds_table_bytes(int64_t samples) {
+    return 4 + 4 * (samples + 1);
+}
+
+// ---- index.json
+// ----------------------------------------------------------------------------------
+
+static const char *text_of(const json_t *v) {
+    return json_is_string(v) ? json_string_value(v) : NULL;
+}
+
+// {basename, bytes} of raw_data or zip_data.
+static bool parse_file(const json_t *v, const char *key, const char *where, sp_problems *p,
+                       const char **basename, int64_t *bytes) {
+    const char *name = text_of(json_object_get(v, "basename"));
+    const json_t *size = json_object_get(v, "bytes");
+    if (!name || !json_is_integer(size) || json_integer_value(size) < 0 ||
+        json_integer_value(size) > UINT32_MAX) {
+        sp_problems_add(p, "%s: '%s' must have a basename and a number of bytes below 2^32", where,
+                        key);
+        return false;
+    }
+    if (!sp_path_is_safe(name)) {
+        sp_problems_add(p, "%s: '%s' names '%s', which leaves the folder of the index", where, key,
+                        name);
+        return false;
+    }
+    *basename = name;
+    *bytes = (int64_t)json_integer_value(size);
+    return true;
+}
+
+static void list_columns(const json_t *names, const json_t *codes, sp_text *out) {
+    for (size_t i = 0; i < json_array_size(names); i++) {
+        const char *n = text_of(json_array_get(names, i)), *e = text_of(json_array_get(codes, i));
+        sp_text_add(out, "%s%s (%s)", i ? ", " : "", n ? n : "?", e ? e : "?");
+    }
+}
+
+static void parse_token_encoding(const char *code, const char *where, sp_problems *p,
+                                 sp_mds_columns *c) {
+    for (int i = 0; i < N_ENCODINGS; i++)
+        if (strcmp(code, encodings[i].name) == 0) c->encoding = &encodings[i];
+    if (!c->encoding)
+        sp_problems_add(p,
+                        "%s: column '%s' has the encoding '%s'; this version reads '%s' only. "
+                        "Write the data set again with that encoding",
+                        where, token_column, code, encodings[0].name);
+}
+
+static sp_status parse_columns(const json_t *o, const char *where, sp_problems *p,
+                               sp_mds_columns *c) {
+    const json_t *names = json_object_get(o, "column_names");
+    const json_t *codes = json_object_get(o, "column_encodings");
+    const json_t *sizes = json_object_get(o, "column_sizes");
+    size_t n = json_array_size(names);
+    if (!json_is_array(names) || !json_is_array(codes) || !json_is_array(sizes) || n < 1 ||
+        n > COLUMNS_MAX || json_array_size(codes) != n || json_array_size(sizes) != n) {
+        sp_problems_add(p,
+                        "%s: column_names, column_encodings and column_sizes must be lists of one "
+                        "length, 1 to %d",
+                        where, COLUMNS_MAX);
+        return SP_OK;
+    }
+    SP_TRY(sp_alloc(&c->size, (int64_t)n, sizeof *c->size, "MDS columns"));
+    c->n = (int64_t)n;
+    c->token = -1;
+    for (size_t i = 0; i < n; i++) {
+        const char *name = text_of(json_array_get(names, i));
+        const char *code = text_of(json_array_get(codes, i));
+        const json_t *size = json_array_get(sizes, i);
+        if (!name || !code ||
+            !(json_is_null(size) || (json_is_integer(size) && json_integer_value(size) >= 0))) {
+            sp_problems_add(p, "%s: column %zu needs a name, an encoding and a size or null", where,
+                            i);
+            continue;
+        }
+        for (size_t k = 0; k < i; k++)
+            if (text_of(json_array_get(names, k)) &&
+                strcmp(name, text_of(json_array_get(names, k))) == 0)
+                sp_problems_add(p, "%s: there are two columns '%s'", where, name);
+        if (strcmp(code, "pkl") == 0)
+            sp_problems_add(p,
+                            "%s: column '%s' is a Python pickle ('pkl'), which is refused: reading "
+                            "one can run code. Write the data set again without it",
+                            where, name);
+        c->size[i] = json_is_null(size) ? 0 : (int64_t)json_integer_value(size);
+        c->n_variable += c->size[i] == 0;
+        if (!sp_add(c->fixed, c->size[i], &c->fixed)) c->fixed = INT64_MAX;
+        if (strcmp(name, token_column) == 0) {
+            c->token = (int64_t)i;
+            parse_token_encoding(code, where, p, c);
+        }
+    }
+    if (c->fixed > UINT32_MAX)
+        sp_problems_add(p, "%s: the columns of fixed size are larger than a shard can be", where);
+    if (c->token < 0) {
+        sp_text found = {0};
+        list_columns(names, codes, &found);
+        sp_problems_add(p, "%s: there is no column '%s' of tokens; the columns are %s", where,
+                        token_column, found.data ? found.data : "none");
+        sp_text_free(&found);
+    } else if (c->encoding && c->size[c->token] != 0) {
+        sp_problems_add(p, "%s: column '%s' has a fixed size, which '%s' cannot have", where,
+                        token_column, c->encoding->name);
+    }
+    return SP_OK;
+}
+
+static sp_status parse_shard(const json_t *o, const char *where, sp_problems *p, sp_mds_shard *s) {
+    if (!json_is_object(o)) {
+        sp_problems_add(p, "%s: expected an object, found %s", where, sp_json_kind(o));
+        return SP_OK;
+    }
+    s->json = o;
+    const json_t *version = json_object_get(o, "version"), *v = json_object_get(o, "samples");
+    if (!json_is_integer(version) || json_integer_value(version) != 2)
+        sp_problems_add(p, "%s: 'version' must be 2; other versions of MDS are not known", where);
+    const char *format = text_of(json_object_get(o, "format"));
+    if (!format || strcmp(format, "mds") != 0)
+        sp_problems_add(p, "%s: 'format' is '%s'; only 'mds' is read", where,
+                        format ? format : "missing");
+    // Each sample has an offset of 4 bytes in a file below 4 GiB.
+    if (!json_is_integer(v) || json_integer_value(v) < 0 ||
+        json_integer_value(v) > UINT32_MAX / 4 - 2)
+        sp_problems_add(p, "%s: 'samples' must be a count of rows", where);
+    else
+        s->samples = (int64_t)json_integer_value(v);
+
+    const char *name;
+    int64_t bytes;
+    if (parse_file(json_object_get(o, "raw_data"), "raw_data", where, p, &name, &bytes)) {
+        s->basename = sp_strdup(name);
+        s->bytes = bytes;
+        if (!s->basename) return sp_error(SP_ENVIRONMENT, "out of memory");
+    }
+    v = json_object_get(o, "zip_data");
+    if (v && !json_is_null(v) && parse_file(v, "zip_data", where, p, &name, &bytes)) {
+        s->zip = sp_strdup(name);
+        if (!s->zip) return sp_error(SP_ENVIRONMENT, "out of memory");
+    }
+    v = json_object_get(o, "compression");
+    if (v && !json_is_null(v) && !json_is_string(v))
+        sp_problems_add(p, "%s: 'compression' must be a text or null", where);
+    if (json_is_string(v) && !(s->compression = sp_strdup(json_string_value(v))))
+        return sp_error(SP_ENVIRONMENT, "out of memory");
+    return parse_columns(o, where, p, &s->columns);
+}
+
+static sp_status parse_shards(const json_t *shards, const char *where, sp_problems *p,
+                              sp_mds_index *out) {
+    int64_t n = (int64_t)json_array_size(shards);
+    SP_TRY(sp_alloc(&out->shard, n, sizeof *out->shard, "MDS shards"));
+    out->n = n;
+    for (int64_t i = 0; i < n; i++) {
+        char *place = sp_format("%s: shard %lld", where, (long long)i);
+        if (!place) return sp_error(SP_ENVIRONMENT, "out of memory");
+        sp_status st = parse_shard(json_array_get(shards, (size_t)i), place, p, &out->shard[i]);
+        free(place);
+        SP_TRY(st);
+        out->samples += out->shard[i].samples; // below 2^30 each, and the text is bounded
+    }
+    return SP_OK;
+}
+
+sp_status sp_mds_parse_index(const char *text, int64_t bytes, const char *where,
+                             sp_problems *problems, sp_mds_index *out) {
+    *out = (sp_mds_index){0};
+    const int before = problems->count;
+    sp_status st = sp_json_parse(text, bytes, where, &out->json);
+    if (st == SP_BAD_INPUT) {
+        sp_problems_add(problems, "%s", sp_error_text());
+        return SP_OK;
+    }
+    SP_TRY(st);
+    const json_t *version = json_object_get(out->json, "version");
+    const json_t *shards = json_object_get(out->json, "shards");
+    if (shards && !json_is_array(shards))
+        sp_problems_add(problems, "%s: 'shards' must be a list, found %s", where,
+                        sp_json_kind(shards));
+    else if (shards && json_array_size(shards) > 0) {
+        if (!json_is_integer(version) || json_integer_value(version) != 2)
+            sp_problems_add(problems, "%s: 'version' must be 2; other versions are not known",
+                            where);
+        st = parse_shards(shards, where, problems, out);
+    }
+    if (st != SP_OK || problems->count != before) sp_mds_index_free(out);
+    return st;
+}
+
+void sp_mds_index_free(sp_mds_index *x) {
+    for (int64_t i = 0; i < x->n; i++) {
+        free(x->shard[i].basename);
+        free(x->shard[i].zip);
+        free(x->shard[i].compression);
+        free(x->shard[i].columns.size);
+    }
+    free(x->shard);
+    json_decref(x->json);
+    *x = (sp_mds_index){0};
+}
+
+// ---- header of a shard
+// ---------------------------------------------------------------------------
+
+static sp_status compare_config(const char *text, int64_t bytes, const json_t *index) {
+    static const char *const keys[] = {"version",      "format",          "compression",
+                                       "hashes",       "size_limit",      "column_names",
+                                       "column_sizes", "column_encodings"};
+    json_t *own;
+    SP_TRY(sp_json_parse(text, bytes, "its own description", &own));
+    sp_status st = SP_OK;
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0] && st == SP_OK; i++) {
+        const json_t *a = json_object_get(index, keys[i]), *b = json_object_get(own, keys[i]);
+        if ((!a || json_is_null(a)) && (!b || json_is_null(b))) continue;
+        if (json_equal(a, b)) continue;
+        char *in_index = a ? json_dumps(a, JSON_ENCODE_ANY) : NULL;
+        char *in_shard = b ? json_dumps(b, JSON_ENCODE_ANY) : NULL;
+        st =
+            sp_error(SP_BAD_INPUT,
+                     "'%s' is %s in index.json but %s in the shard; one of them belongs to another "
+                     "data set",
+                     keys[i], in_index ? in_index : "missing", in_shard ? in_shard : "missing");
+        free(in_index);
+        free(in_shard);
+    }
+    json_decref(own);
+    return st;
+}
+
+sp_status sp_mds_parse_header(const uint8_t *bytes, int64_t len, int64_t file_bytes,
+                              const sp_mds_shard *s) {
+    const int64_t table = sp_mds_table_bytes(s->samples);
+    if (len < 4 || len < table)
+        return sp_error(SP_BAD_INPUT, "%lld bytes are too few for the offsets of %lld samples",
+                        (long long)len, (long long)s->samples);
+    if (sp_mds_u32(bytes) != s->samples)
+        return sp_error(SP_BAD_INPUT, "holds %u samples, %lld according to index.json",
+                        sp_mds_u32(bytes), (long long)s->samples);
+    const uint8_t *offset = bytes + 4;
+    int64_t first = sp_mds_u32(offset), end = sp_mds_u32(offset + 4 * s->samples);
+    if (first < table || first > file_bytes || first > len)
+        return sp_error(SP_BAD_INPUT, "the first sample starts at byte %lld; expected %lld to %lld",
+                        (long long)first, (long long)table, (long long)file_bytes);
+    int64_t least = s->columns.fixed + 4 * s->columns.n_variable;
+    for (int64_t i = 0; i < s->samples; i++) {
+        int64_t a = sp_mds_u32(offset + 4 * i), b = sp_mds_u32(offset + 4 * i + 4);
+        if (b > file_bytes || b - a < least)
+            return sp_error(SP_BAD_INPUT,
+                            "row %lld lies at bytes %lld to %lld of %lld; a row has at least %lld "
+                            "bytes and ends inside the file",
+                            (long long)i, (long long)a, (long long)b, (long long)file_bytes,
+                            (long long)least);
+    }
+    if (end != file_bytes)
+        return sp_error(SP_BAD_INPUT, "the last row ends at byte %lld, the file at %lld",
+                        (long long)end, (long long)file_bytes);
+    return compare_config((const char *)bytes + table, first - table, s->json);
+}
+
+// ---- samples
+// -------------------------------------------------------------------------------------
+
+sp_status sp_mds_find_column(const uint8_t *bytes, int64_t len, int64_t sample_bytes,
+                             const sp_mds_columns *c, int64_t *begin, int64_t *size) {
+    int64_t prefix = 4 * c->n_variable, at = prefix;
+    if (len < prefix || sample_bytes < prefix)
+        return sp_error(SP_BAD_INPUT, "%lld bytes are too few for the sizes of %lld columns",
+                        (long long)sample_bytes, (long long)c->n_variable);
+    for (int64_t i = 0, v = 0; i < c->n; i++) {
+        int64_t n = c->size[i] ? c->size[i] : (int64_t)sp_mds_u32(bytes + 4 * v++);
+        if (i == c->token) {
+            *begin = at;
+            *size = n;
+        }
+        at += n; // at most 4096 columns below 2^32 each
+    }
+    if (at != sample_bytes)
+        return sp_error(SP_BAD_INPUT, "its columns take %lld bytes, but it has %lld", (long long)at,
+                        (long long)sample_bytes);
+    return SP_OK;
+}
+
+sp_status sp_mds_parse_array(const uint8_t *bytes, int64_t len, int64_t size,
+                             const sp_mds_encoding *e, int64_t *values, int64_t *count) {
+    if (size < 2 || len < 2)
+        return sp_error(SP_BAD_INPUT, "a token array of %lld bytes", (long long)size);
+    int dimensions = bytes[0] >> 2, width = 1 << (bytes[0] & 3);
+    if (dimensions != 1)
+        return sp_error(SP_BAD_INPUT,
+                        "its tokens have %d dimensions (array head 0x%02x); a row has one",
+                        dimensions, bytes[0]);
+    if (size < 1 + width || len < 1 + width)
+        return sp_error(SP_BAD_INPUT, "a token array of %lld bytes with a length of %d bytes",
+                        (long long)size, width);
+    uint64_t n = 0;
+    for (int i = 0; i < width; i++) n |= (uint64_t)bytes[1 + i] << (8 * i);
+    int64_t rest = size - 1 - width;
+    if (n < 1 || n > INT32_MAX || (int64_t)n * e->itemsize != rest)
+        return sp_error(SP_BAD_INPUT, "its length is %llu tokens, but %lld bytes of tokens follow",
+                        (unsigned long long)n, (long long)rest);
+    *values = 1 + width;
+    *count = (int64_t)n;
+    return SP_OK;
+}
