@@ -363,7 +363,7 @@ void sp_trainer_close(sp_trainer *t, sp_status outcome) {
         char *keep = sp_strdup(sp_error_text());
         if (sp_run_write_info(&t->folder) != SP_OK) {
             sp_warn("%s", sp_error_text());
-            sp_error(outcome, "%s", keep ? keep : "out of memory");
+            (void)sp_error(outcome, "%s", keep ? keep : "out of memory");
         }
         free(keep);
     }
