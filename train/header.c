@@ -25,8 +25,7 @@ static void options(const sp_trainer *t) {
 static void model(const sp_trainer *t) {
     char *text = NULL;
     const sp_model_desc *d = t->desc;
-    sp_info("base model %s", d->dir);
-    if (sp_model_describe_text(d, &text) == SP_OK) info_lines(text, "  ");
+    if (sp_model_describe_text(d, &text) == SP_OK) info_lines(text, "");
     int64_t matrix = d->heads.kv_heads * d->heads.head_dim * d->hidden;
     int64_t base = sp_base_parameters(d);
     sp_info("parameters  %lld in the base model, frozen; %lld trained (%.2f%%): %lld matrices of "

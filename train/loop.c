@@ -176,9 +176,12 @@ static void print_step(const sp_step_metrics *m) {
     sp_info("%8lld  %10.6f  %9.3e  %9.3e  %9.0f  %9.1f  %8.1f  %8.2f", (long long)m->step, m->kl,
             m->grad_norm, m->lr, m->tokens_per_s, m->step_ms, m->data_wait_ms,
             (double)m->peak_bytes / 1073741824);
-    if (m->recall_layers)
-        sp_info("%8s  held out: recall %.4f, mass %.4f", "", mean(m->recall_layers, m->layers),
-                mean(m->mass_layers, m->layers));
+    if (!m->recall_layers) return;
+    double recall = mean(m->recall_layers, m->layers), mass = mean(m->mass_layers, m->layers);
+    if (isfinite(recall))
+        sp_info("%8s  held out: recall %.4f, mass %.4f", "", recall, mass);
+    else
+        sp_info("%8s  held out: no row is long enough to leave a choice between blocks", "");
 }
 
 static void scalar_list(sp_tensorboard *tb, const char *tag, const double *v, int64_t n) {
@@ -306,7 +309,7 @@ static sp_status export_and_validate(sp_trainer *t) {
             .out_dir = dir, .safetensors = true, .pt = true, .base = c->base, .force = true};
         SP_GO(sp_export(t->newest, &e));
         sp_info("exported    %s", dir);
-        sp_run_set(&t->folder, "export", json_string(dir));
+        sp_run_set(&t->folder, "export", json_string("export"));
     }
     if (c->after_training & SP_AFTER_VALIDATE) {
         sp_validate_args v = {.base = c->base,

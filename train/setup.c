@@ -234,6 +234,9 @@ static void describe_run(sp_trainer *t) {
         starts, json_pack("{s:s, s:I, s:i, s:s, s:i, s:s}", "time", now, "from_step",
                           (json_int_t)t->at.step, "ranks", t->ranks->size, "host", t->ranks->host,
                           "process", (int)getpid(), "backend", sp_backend_description(t->backend)));
+    char *cwd = getcwd(NULL, 0); // relative paths of the command start here
+    if (cwd) sp_run_set(f, "working_directory", json_string(cwd));
+    free(cwd);
     sp_run_set(f, "resume_command", json_sprintf("%s --out %s --resume", t->args->command, f->dir));
     sp_run_set(
         f, "base",

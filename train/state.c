@@ -183,7 +183,7 @@ sp_status sp_trainer_save(sp_trainer *t) {
         t->newest = sp_strdup(path);
         sp_run_set(&t->folder, "step", json_integer(t->at.step));
         sp_run_set(&t->folder, "tokens", json_integer(t->at.tokens));
-        sp_run_set(&t->folder, "checkpoint", json_string(path));
+        sp_run_set(&t->folder, "checkpoint", json_sprintf("checkpoints/%s", sp_path_base(path)));
         // Old files are in nobody's way: failing to remove them is no failed save.
         if (sp_rotate_checkpoints(dir, t->config->keep_last, t->config->keep_every, path,
                                   t->folder.checkpoint) != SP_OK ||
