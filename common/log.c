@@ -83,11 +83,7 @@ void sp_progress(const char *fmt, ...) {
     bool terminal = isatty(2);
     pthread_mutex_lock(&lock);
     time_t now = time(NULL);
-    va_list measure;
-    va_start(measure, fmt);
-    bool empty = vsnprintf(NULL, 0, fmt, measure) == 0; // compilers dislike an empty format itself
-    va_end(measure);
-    if (empty) {
+    if (!fmt[0]) {
         end_progress();
         progress_last = 0;
     } else if (terminal || now - progress_last >= 10) {

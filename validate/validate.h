@@ -8,7 +8,7 @@
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
-    const char *data;                     // held-out rows; NULL: the corpus, if the vocabulary is its
+    const char *data; // held-out rows; NULL: the corpus, if the vocabulary is its
     bool strict;
     const sp_config *config; // backend, sparse_config, validate.* and the like
 } sp_validate_args;

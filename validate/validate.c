@@ -1,0 +1,337 @@
+// The validation pass from its inputs to its report; see validate.h and inference.md 5.4.
+#include "validate/validate.h"
+#include "common/build.h"
+#include "common/log.h"
+#include "common/util.h"
+#include "data/corpus.h"
+#include "validate/pass.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { TEXT_SEED = 5 }; // of the standard language-model rows (corpus.md 6)
+
+// ---- held-out text ------------------------------------------------------------------------------
+
+// Finds the `index`-th row of at least T tokens; *found false if there are fewer.
+static sp_status find_row(const sp_dataset *d, int64_t index, int64_t T, int64_t *entry,
+                          int64_t *row, bool *found) {
+    *found = false;
+    for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry)
+        for (*row = 0; *row < sp_dataset_rows(d, *entry); ++*row) {
+            int64_t length;
+            SP_TRY(sp_dataset_row_length(d, *entry, *row, &length));
+            if (length < T || index-- > 0) continue;
+            *found = true;
+            return SP_OK;
+        }
+    return SP_OK;
+}
+
+sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *tokens) {
+    if (p->text.corpus) {
+        sp_corpus_args a = sp_corpus_defaults(TEXT_SEED);
+        return sp_corpus_sequence(&a, (uint64_t)index, T, tokens);
+    }
+    int64_t entry, row, n;
+    bool found;
+    SP_TRY(find_row(p->text.dataset, index, T, &entry, &row, &found));
+    if (!found)
+        return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->args->data,
+                        (long long)index, (long long)T);
+    return sp_dataset_read(p->text.dataset, entry, row, T, tokens, &n);
+}
+
+sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n) {
+    *n = p->text.corpus ? wanted : 0;
+    if (p->text.corpus || !p->text.dataset) return SP_OK;
+    bool found = true;
+    while (*n < wanted && found) {
+        int64_t entry, row;
+        SP_TRY(find_row(p->text.dataset, *n, T, &entry, &row, &found));
+        *n += found;
+    }
+    return SP_OK;
+}
+
+sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens) {
+    int64_t n;
+    SP_TRY(sp_pass_text_rows(p, T, 1, &n));
+    if (n > 0) return sp_pass_text(p, 0, T, tokens);
+    uint64_t state = p->seed;
+    for (int64_t i = 0; i < T; i++)
+        tokens[i] = (int32_t)(sp_splitmix64(&state) % (uint64_t)p->desc->vocab);
+    return SP_OK;
+}
+
+static sp_status open_text(sp_pass *p) {
+    p->needles = p->desc->vocab == SP_CORPUS_VOCAB;
+    if (!p->args->data) {
+        p->text.corpus = p->needles;
+        p->text.name = p->needles ? "synthetic corpus, standard held-out rows (seed 5)" : "none";
+        return SP_OK;
+    }
+    sp_data_entry entry = {.path = (char *)p->args->data};
+    sp_data_list list = {.entry = &entry, .n = 1};
+    p->text.name = p->args->data;
+    return sp_dataset_open(&list, &(sp_dataset_options){.vocab = p->desc->vocab}, &p->text.dataset);
+}
+
+// ---- lengths ------------------------------------------------------------------------------------
+
+// The smallest power of two whose last query has 8 times as many candidates as it may choose, so
+// that chance is an eighth, and twice that; halved while they exceed the model's positions.
+static sp_status choose_lengths(sp_pass *p) {
+    const sp_selection *s = &p->selection;
+    int64_t chosen = p->chosen > 0 ? p->chosen : 1, T = 2;
+    while (sp_candidates(s, T - 1) < 8 * chosen) T *= 2;
+    while (2 * T > p->desc->max_positions && T > 2) T /= 2;
+    SP_TRY(sp_alloc(&p->lengths, 2, sizeof *p->lengths, "lengths"));
+    p->lengths[p->n_lengths++] = T;
+    if (2 * T <= p->desc->max_positions) p->lengths[p->n_lengths++] = 2 * T;
+    return SP_OK;
+}
+
+static int ascending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static sp_status take_lengths(sp_pass *p) {
+    const sp_int_list *given = &p->args->config->validate.lengths;
+    if (given->n == 0) return choose_lengths(p);
+    sp_problems problems = {0};
+    SP_TRY(sp_alloc(&p->lengths, given->n, sizeof *p->lengths, "lengths"));
+    memcpy(p->lengths, given->value, (size_t)given->n * sizeof *p->lengths);
+    qsort(p->lengths, (size_t)given->n, sizeof *p->lengths, ascending);
+    for (int64_t i = 0; i < given->n; i++) {
+        int64_t T = p->lengths[i];
+        if (T < 2)
+            sp_problems_add(&problems, "%lld: at least 2 tokens are needed", (long long)T);
+        else if (T > p->desc->max_positions)
+            sp_problems_add(&problems, "%lld: the base model has only %lld positions", (long long)T,
+                            (long long)p->desc->max_positions);
+        if (i == 0 || T != p->lengths[p->n_lengths - 1]) p->lengths[p->n_lengths++] = T;
+    }
+    return sp_problems_end(&problems, SP_BAD_INPUT, "validate.lengths");
+}
+
+// ---- progress -----------------------------------------------------------------------------------
+
+// In units of one token through the layers; attention over everything grows with the length.
+double sp_run_cost(const sp_pass *p, sp_selector s, int64_t T) {
+    double positions =
+        s == SP_SELECT_DENSE ? (double)T / 2 : (double)(p->selection.topk * p->selection.block);
+    double attention = positions / (double)(3 * p->desc->hidden + 6 * p->desc->ffn);
+    return (double)T * (1 + attention);
+}
+
+void sp_meter_phase(sp_meter *m, const char *phase) {
+    snprintf(m->phase, sizeof m->phase, "%s", phase);
+    sp_meter_add(m, 0);
+}
+
+void sp_meter_add(sp_meter *m, double cost) {
+    m->done += cost;
+    double share = m->total > 0 ? fmin(m->done / m->total, 1) : 1, passed = sp_now() - m->start;
+    if (share < 0.01) {
+        sp_progress("validate: %s", m->phase);
+        return;
+    }
+    int64_t left = (int64_t)ceil(passed / share * (1 - share));
+    sp_progress("validate: %s  %3.0f%%  %lld:%02lld left", m->phase, 100 * share,
+                (long long)(left / 60), (long long)(left % 60));
+}
+
+// ---- the fixed sections of the report -----------------------------------------------------------
+
+static void set(json_t *o, const char *key, json_t *value) {
+    json_object_set_new(o, key, value);
+}
+
+static const char *weight_type(const sp_model_desc *d) {
+    const char *s = json_string_value(json_object_get(d->config, "torch_dtype"));
+    return s ? s : json_string_value(json_object_get(d->config, "dtype"));
+}
+
+static void write_setting(const sp_pass *p) {
+    json_t *root = p->report->root, *o;
+    const sp_model_desc *d = p->desc;
+    char now[32];
+    time_t t = time(NULL);
+    struct tm utc;
+    strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&t, &utc));
+    set(root, "created_utc", json_string(now));
+    o = json_object_get(root, "tool");
+    set(o, "version", json_string(SPARDA_VERSION));
+    set(o, "git", json_string(SPARDA_GIT));
+    set(json_object_get(o, "build"), "flags", json_string(SPARDA_BUILD_TYPE ", " SPARDA_COMPILER));
+    o = json_object_get(root, "machine");
+    double bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    set(o, "host_ram_gib", bytes > 0 ? json_real(bytes / (1 << 30)) : json_null());
+    set(o, "backend", json_string(sp_backend_description(p->model->backend)));
+
+    o = json_object_get(root, "model");
+    set(o, "name", sp_json_text(d->name));
+    set(o, "layers", json_integer(d->layers));
+    set(o, "hidden", json_integer(d->hidden));
+    set(o, "q_heads", json_integer(d->heads.q_heads));
+    set(o, "kv_heads", json_integer(d->heads.kv_heads));
+    set(o, "head_dim", json_integer(d->heads.head_dim));
+    set(o, "vocab", json_integer(d->vocab));
+    set(o, "dtype", weight_type(d) ? sp_json_text(weight_type(d)) : json_null());
+    set(o, "rope", d->rope_kind ? sp_json_text(d->rope_kind) : json_null());
+    set(o, "backbone_sha256", json_string(p->model->weights_sha256));
+
+    o = json_object_get(root, "sparse");
+    set(o, "block", json_integer(p->selection.block));
+    set(o, "kernel", json_integer(p->grid.kernel));
+    set(o, "stride", json_integer(p->grid.stride));
+    set(o, "init_blocks", json_integer(p->selection.init_blocks));
+    set(o, "local_blocks", json_integer(p->selection.local_blocks));
+    set(o, "k_effective", json_integer(p->selection.topk));
+    set(o, "k_forced", json_integer(p->selection.topk - p->chosen));
+    set(o, "k_chosen", json_integer(p->chosen));
+    set(o, "dense_len", json_integer(d->sparse.dense_len));
+
+    o = json_object_get(root, "workload");
+    set(o, "text_source", sp_json_text(p->text.name));
+    for (int64_t i = 0; i < p->n_lengths; i++)
+        json_array_append_new(json_object_get(o, "lengths"), json_integer(p->lengths[i]));
+    set(o, "batch", json_integer(1));
+    set(o, "seed", json_integer((json_int_t)p->seed));
+    set(o, "text_rows", json_integer(p->rows));
+    set(o, "needle_samples", p->needles ? json_integer(p->samples) : json_null());
+}
+
+// ---- the pass -----------------------------------------------------------------------------------
+
+static sp_status describe_base(const sp_validate_args *a, sp_model_desc **d) {
+    const sp_config *c = a->config;
+    const sp_int_option *o[] = {
+        &c->sparse_config.kernel_size, &c->sparse_config.kernel_stride,
+        &c->sparse_config.init_blocks, &c->sparse_config.block_size,
+        &c->sparse_config.window_size, &c->sparse_config.topk,
+        &c->sparse_config.dense_len,
+    };
+    const int64_t *v[7];
+    for (int i = 0; i < 7; i++) v[i] = o[i]->given ? &o[i]->value : NULL;
+    sp_sparse_defaults defaults = {v[0], v[1], v[2], v[3], v[4], v[5], v[6]};
+    return sp_model_describe(a->base, &defaults, d);
+}
+
+static sp_status run_measurements(sp_pass *p, const sp_exported *x) {
+    sp_forecast random = {0};
+    sp_forecast_device trained = {0}, untrained = {0};
+    sp_backend *be = p->model->backend;
+    sp_status st = SP_OK;
+    p->forecast = x->forecast;
+    SP_GO(sp_forecast_upload(be, x->forecast, &trained));
+    SP_GO(sp_forecast_alloc(p->desc, &random));
+    sp_forecast_init(&random, p->seed);
+    SP_GO(sp_forecast_upload(be, &random, &untrained));
+    p->trained = &trained;
+    p->untrained = &untrained;
+    p->meter = (sp_meter){.start = sp_now()};
+    p->meter.total = 4 * sp_run_cost(p, SP_SELECT_FORECAST, p->lengths[0]) + sp_quality_cost(p) +
+                     sp_needle_cost(p);
+    SP_GO(sp_check_paths(p));
+    SP_GO(sp_measure_quality(p));
+    SP_GO(sp_measure_needles(p));
+done:
+    sp_progress("%s", "");
+    sp_forecast_free(&random);
+    sp_forecast_device_free(&trained);
+    sp_forecast_device_free(&untrained);
+    return st;
+}
+
+// P and Q of an export that cannot be trusted would only repeat that.
+static sp_status skip_measurements(sp_pass *p) {
+    static const char why[] = "not run: the export failed a hard check of group E";
+    static const char *const paths[] = {"P1", "P5", "P6"};
+    for (int i = 0; i < 3; i++) SP_TRY(sp_report_skip(p->report, paths[i], why));
+    SP_TRY(sp_skip_quality(p, why));
+    return sp_report_skip(p->report, "Q6", why);
+}
+
+static sp_status check_all(sp_pass *p, const sp_exported *x) {
+    bool usable;
+    SP_TRY(sp_check_export(p->report, p->desc, p->model->weights_sha256, x, &usable));
+    SP_TRY(sp_check_lookahead(p));
+    write_setting(p);
+    return usable ? run_measurements(p, x) : skip_measurements(p);
+}
+
+static void print_lines(char *text) {
+    for (char *line = text, *end; *line; line = end + 1) {
+        end = strchr(line, '\n');
+        if (!end) break;
+        *end = 0;
+        sp_info("%s", line);
+    }
+}
+
+static sp_status conclude(const sp_pass *p) {
+    const sp_validate_args *a = p->args;
+    bool failed;
+    char *summary = NULL;
+    SP_TRY(sp_report_finish(p->report, a->strict, &failed));
+    SP_TRY(sp_report_summary(p->report->root, &summary));
+    sp_status st = sp_report_write(p->report, a->report);
+    if (st == SP_OK) {
+        print_lines(summary);
+        sp_info("report: %s/validation_report.html and .json", a->report);
+    }
+    free(summary);
+    SP_TRY(st);
+    return failed ? sp_error(SP_CHECK_FAILED, "a validation check failed; see %s", a->report)
+                  : SP_OK;
+}
+
+sp_status sp_validate(const sp_validate_args *a) {
+    const sp_config *c = a->config;
+    sp_model_desc *d = NULL;
+    sp_backend *be = NULL;
+    sp_model *m = NULL;
+    sp_exported x = {0};
+    sp_report report = {0};
+    sp_pass p = {.args = a, .report = &report, .noise_kl = NAN, .seed = (uint64_t)c->seed};
+    sp_status st = SP_OK;
+    SP_GO(sp_report_remove(a->report));
+    SP_GO(describe_base(a, &d));
+    p.desc = d;
+    p.selection = sp_model_selection(d, true);
+    p.grid = sp_deployed_grid(d);
+    p.fine = (sp_grid){c->training_kernel_size, c->training_kernel_stride};
+    p.chosen = p.selection.topk - p.selection.init_blocks - p.selection.local_blocks - 1;
+    p.rows = c->validate.lm_rows;
+    p.samples = c->validate.samples;
+    SP_GO(sp_check_grids(d, p.fine));
+    SP_GO(take_lengths(&p));
+    SP_GO(open_text(&p));
+    SP_GO(sp_exported_open(a->forecast, d, &x));
+    SP_GO(sp_backend_open(&(sp_backend_options){.name = c->backend,
+                                                .cpu_blas = c->cpu_blas,
+                                                .threads = (int)c->threads,
+                                                .local_ranks = 1,
+                                                .deterministic = c->deterministic},
+                          &be));
+    SP_GO(sp_model_load(be, d, NULL, &m));
+    p.model = m;
+    SP_GO(sp_report_open(&report));
+    SP_GO(check_all(&p, &x));
+    st = conclude(&p);
+done:
+    sp_report_close(&report);
+    sp_exported_close(&x);
+    sp_dataset_close(p.text.dataset);
+    free(p.lengths);
+    sp_model_free(m);
+    sp_backend_close(be);
+    sp_model_desc_free(d);
+    return st;
+}
