@@ -70,7 +70,8 @@ sp_tensor sp_tensor_cols(sp_tensor t, int64_t col0, int64_t n); // view
 // int32 for I32.
 sp_status sp_upload(sp_tensor dst, const void *src);
 sp_status sp_download(sp_tensor src, void *dst); // F32 (or int32 for I32), packed
-// Raw checkpoint bytes of dtype `t`, packed, into a tensor of the storage or F32 type.
+// Raw checkpoint bytes of dtype `t`, packed, at any alignment, into a tensor of the storage or F32
+// type.
 sp_status sp_upload_raw(sp_tensor dst, sp_dtype t, const void *src);
 sp_status sp_copy(sp_tensor dst, sp_tensor src); // same shape; converts between float types
 sp_status sp_fill(sp_tensor dst, float value);

@@ -2,7 +2,7 @@
 //
 // The tensors are taken in groups of up to GROUP_BYTES. Host threads hash a group and look for NaN
 // and infinity, which brings its pages into memory; then it is uploaded. So a model of any size is
-// read from disk once and needs no host memory beside the page cache and one bounce buffer.
+// read from disk once and needs no host memory beside the page cache.
 #include "model/private.h"
 
 #include "common/log.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const int64_t GROUP_BYTES = 1 << 30, BOUNCE_BYTES = 16 << 20;
+static const int64_t GROUP_BYTES = 1 << 30;
 
 typedef struct job {
     const sp_st_tensor *t;
@@ -100,21 +100,6 @@ static sp_dtype backend_dtype(sp_st_dtype t) {
     return t == SP_ST_BF16 ? SP_BF16 : t == SP_ST_F16 ? SP_F16 : SP_F32;
 }
 
-// The whole tensor into its place, in pieces through `bounce` if its data is not aligned.
-static sp_status upload(const job *j, void *bounce) {
-    int64_t size = sp_st_dtype_size(j->t->dtype), row = j->dst.cols * size;
-    sp_dtype type = backend_dtype(j->t->dtype);
-    if ((uintptr_t)j->t->data % (uintptr_t)size == 0)
-        return sp_upload_raw(j->dst, type, j->t->data);
-    int64_t rows = row < BOUNCE_BYTES ? BOUNCE_BYTES / row : 1;
-    for (int64_t r = 0; r < j->dst.rows; r += rows) {
-        int64_t n = j->dst.rows - r < rows ? j->dst.rows - r : rows;
-        memcpy(bounce, j->t->data + r * row, (size_t)(n * row));
-        SP_TRY(sp_upload_raw(sp_tensor_rows(j->dst, r, n), type, bounce));
-    }
-    return SP_OK;
-}
-
 static sp_status alloc_weights(sp_model *m) {
     const sp_model_desc *d = m->desc;
     sp_dtype t = sp_backend_storage(m->backend);
@@ -197,26 +182,14 @@ static sp_status make_jobs(const sp_model_desc *d, const sp_model *m, const sp_s
     return SP_OK;
 }
 
-// Room for BOUNCE_BYTES, or for the longest row.
-static sp_status alloc_bounce(const job *jobs, int64_t n, void **out) {
-    int64_t bytes = BOUNCE_BYTES;
-    for (int64_t i = 0; i < n; i++) {
-        int64_t row = jobs[i].dst.cols * sp_st_dtype_size(jobs[i].t->dtype);
-        if (row > bytes) bytes = row;
-    }
-    return sp_alloc(out, bytes, 1, "the upload buffer");
-}
-
 // Checks, hashes and (with a model) uploads all jobs.
 static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp_model *m,
                           const sp_model_load_options *o) {
     sp_dtype storage = m ? sp_backend_storage(m->backend) : SP_F32;
     sp_problems p = {0};
-    void *bounce = NULL;
     sp_status st = SP_OK;
     int64_t done_bytes = 0;
     double start = sp_now();
-    if (m) SP_GO(alloc_bounce(jobs, n, &bounce));
     for (int64_t first = 0, end; first < n; first = end) {
         int64_t bytes = 0;
         for (end = first; end < n && (end == first || bytes + jobs[end].t->bytes <= GROUP_BYTES);)
@@ -232,7 +205,8 @@ static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp
             if (j->first_bad >= 0 && !o->allow_nonfinite)
                 sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name,
                                 (long long)j->first_bad, j->bad_value);
-            if (m && p.count == 0) SP_GO(upload(j, bounce));
+            if (m && p.count == 0)
+                SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
         }
         done_bytes += bytes;
         if (o->progress)
@@ -242,7 +216,6 @@ static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp
     }
 done:
     if (o->progress) sp_progress("%s", "");
-    free(bounce);
     sp_status listed = sp_problems_end(
         &p, SP_BAD_INPUT, "the weights of %s are not finite numbers%s; get the files again", d->dir,
         storage == SP_BF16 ? " of bf16" : "");
