@@ -313,7 +313,9 @@ static void *image_copy(void *to, const void *from, size_t bytes, H5FD_file_imag
 }
 
 static herr_t image_free(void *p, H5FD_file_image_op_t op, void *user) {
-    (void)p, (void)op, (void)user;
+    (void)op;
+    const image *im = user;
+    if (p != im->data) free(p);
     return 0;
 }
 
@@ -337,7 +339,10 @@ static sp_status build_image(const char *path, const sp_train_state *s, image *i
     H5Pset_file_image_callbacks(access, &hooks);
     H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V18);
     H5Pset_obj_track_times(create, false);
-    hid_t file = H5Fcreate(path, H5F_ACC_TRUNC, create, access);
+    // Nothing is written under this name, but an older file of that name would be read.
+    char *name = sp_temporary_name(path);
+    hid_t file = name ? H5Fcreate(name, H5F_ACC_TRUNC, create, access) : -1;
+    free(name);
     if (file < 0) SP_GO(write_failed(path, "the file"));
     SP_GO(write_all(file, path, s, &list));
 done:
