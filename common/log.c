@@ -83,7 +83,11 @@ void sp_progress(const char *fmt, ...) {
     bool terminal = isatty(2);
     pthread_mutex_lock(&lock);
     time_t now = time(NULL);
-    if (!fmt[0]) {
+    va_list measure;
+    va_start(measure, fmt);
+    bool empty = vsnprintf(NULL, 0, fmt, measure) == 0; // compilers dislike an empty format itself
+    va_end(measure);
+    if (empty) {
         end_progress();
         progress_last = 0;
     } else if (terminal || now - progress_last >= 10) {

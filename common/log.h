@@ -14,7 +14,7 @@ void sp_log_close(void);
 void sp_info(const char *fmt, ...) __attribute__((format(printf, 1, 2))); // one line, no newline
 void sp_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2))); // "sparda: warning: ..."
 // A line that overwrites itself on a terminal; elsewhere printed at most every 10 s. An empty
-// format ends the line. Never written to the log file.
+// text ends the line. Never written to the log file.
 void sp_progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

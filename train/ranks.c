@@ -245,7 +245,7 @@ sp_status sp_ranks_agree(sp_status local) {
         sp_error_prefix("rank %d on %s", self.ranks.rank, self.ranks.host);
     char *text;
     SP_TRY(broadcast_text(worst.rank, sp_error_text(), &text));
-    if (!own) sp_error((sp_status)worst.code, "%s", text);
+    if (!own) (void)sp_error((sp_status)worst.code, "%s", text);
     free(text);
     self.agreed = true;
     self.reports = own;

@@ -124,17 +124,43 @@ static sp_status check_contents(sp_run_folder *f, sp_start start) {
     return SP_OK;
 }
 
+// run.json of the start before; what this start does not set stays.
+static void read_info(sp_run_folder *f) {
+    char *path = sp_run_path(f, "run.json"), *text = NULL;
+    int64_t len;
+    json_error_t where;
+    if (path && sp_path_is_file(path)) {
+        json_t *old = sp_read_file(path, 1 << 24, &text, &len) == SP_OK
+                          ? json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES, &where)
+                          : NULL;
+        if (json_is_object(old)) {
+            json_decref(f->info);
+            f->info = old;
+        } else {
+            json_decref(old);
+            sp_warn("%s is unreadable and will be written anew", path);
+        }
+    }
+    free(text);
+    free(path);
+}
+
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out) {
     *out = (sp_run_folder){.lock = -1, .dir = sp_strdup(dir), .info = json_object()};
     if (!out->dir || !out->info) return no_memory();
     SP_TRY(check_contents(out, start)); // before anything is made, for a plain refusal
-    if (look_only) return SP_OK;
+    if (look_only) {
+        if (out->checkpoint) read_info(out);
+        return SP_OK;
+    }
     out->created = !sp_path_is_dir(dir);
     SP_TRY(sp_mkdirs(dir));
     SP_TRY(take_lock(out));
     free(out->checkpoint); // again: another run may have been at work until now
     out->checkpoint = NULL;
-    return check_contents(out, start);
+    SP_TRY(check_contents(out, start));
+    if (out->checkpoint) read_info(out);
+    return SP_OK;
 }
 
 // ---- preparing ----------------------------------------------------------------------------------
@@ -202,24 +228,7 @@ sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start) {
     }
     free(checkpoints);
     free(tb);
-    if (st != SP_OK || !f->checkpoint) return st;
-    // Continue the earlier start's run.json: what this start does not set stays.
-    char *path = sp_run_path(f, "run.json"), *text = NULL;
-    int64_t len;
-    json_error_t where;
-    if (path && sp_path_is_file(path) && sp_read_file(path, 1 << 24, &text, &len) == SP_OK) {
-        json_t *old = json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES, &where);
-        if (json_is_object(old)) {
-            json_decref(f->info);
-            f->info = old;
-        } else {
-            json_decref(old);
-            sp_warn("%s is unreadable and will be written anew", path);
-        }
-    }
-    free(text);
-    free(path);
-    return SP_OK;
+    return st;
 }
 
 void sp_run_folder_close(sp_run_folder *f) {

@@ -1,0 +1,365 @@
+// sparda bench: operations alone (kernels/bench.h), and the whole training step.
+//
+// train-step runs the real step on one rank: `batch` sequences through sp_distill_step, then norm,
+// clipping and AdamW. Useful FLOP are those of training.md 10 (model/flops.h), whatever is really
+// executed; the ceiling is the SGEMM rate of the same cores, measured when the backend was opened.
+//
+// Legend: L layers, R = Hkv*d, D hidden, T tokens.
+#include "train/train.h"
+
+#include "common/build.h"
+#include "common/log.h"
+#include "common/util.h"
+#include "data/corpus.h"
+#include "kernels/bench.h"
+#include "kernels/profile.h"
+#include "model/flops.h"
+#include "train/distill.h"
+#include "train/ranks.h"
+
+#include <jansson.h>
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char usage[] =
+    "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
+    "sparda bench OPERATION|all [options]\n"
+    "\n"
+    "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
+    "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
+    "                   (default data/tiny-base)\n"
+    "  OPERATION        one operation of kernels/kernels.h without its sp_, such as importance\n"
+    "\n"
+    "  --threads N      host threads; default: all cores\n"
+    "  --blas NAME      auto, openblas or onednn; default auto, the fastest by measurement\n"
+    "  --backend NAME   auto, cpu or cuda\n"
+    "  --json FILE      results as JSON; '-' writes them to stdout\n";
+
+typedef struct bench_args {
+    const char *what, *base, *json;
+    int64_t seq_len, batch, steps;
+    sp_backend_options backend;
+    bool help;
+} bench_args;
+
+// ---- arguments ----------------------------------------------------------------------------------
+
+static bool positive(const char *s, int64_t *out) {
+    char *end;
+    errno = 0;
+    long long v = strtoll(s, &end, 10);
+    if (errno || end == s || *end || v < 1 || v > 1 << 30) return false;
+    *out = v;
+    return true;
+}
+
+static sp_status parse(int argc, char **argv, bench_args *a) {
+    int64_t threads = sp_ranks_threads();
+    *a = (bench_args){.base = "data/tiny-base",
+                      .seq_len = 1024,
+                      .batch = 1,
+                      .steps = 5,
+                      .backend = {.name = "auto", .cpu_blas = "auto", .local_ranks = 1}};
+    const struct {
+        const char *name;
+        const char **text;
+        int64_t *number;
+    } options[] = {
+        {"--base", &a->base, NULL},
+        {"--json", &a->json, NULL},
+        {"--blas", &a->backend.cpu_blas, NULL},
+        {"--backend", &a->backend.name, NULL},
+        {"--seq-len", NULL, &a->seq_len},
+        {"--batch", NULL, &a->batch},
+        {"--steps", NULL, &a->steps},
+        {"--threads", NULL, &threads},
+    };
+    enum { N_OPTIONS = sizeof options / sizeof options[0] };
+    sp_problems p = {0};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            a->help = true;
+            return SP_OK;
+        }
+        if (argv[i][0] != '-') {
+            if (a->what) sp_problems_add(&p, "two things to measure: %s and %s", a->what, argv[i]);
+            a->what = argv[i];
+            continue;
+        }
+        int o = 0;
+        size_t n = 0;
+        for (; o < N_OPTIONS; o++) {
+            n = strlen(options[o].name);
+            if (strncmp(argv[i], options[o].name, n) == 0 && (!argv[i][n] || argv[i][n] == '='))
+                break;
+        }
+        if (o == N_OPTIONS) {
+            sp_problems_add(&p, "unknown option %s", argv[i]);
+            continue;
+        }
+        const char *value = argv[i][n] == '=' ? argv[i] + n + 1 : i + 1 < argc ? argv[++i] : NULL;
+        if (!value || !*value)
+            sp_problems_add(&p, "%s needs a value", options[o].name);
+        else if (options[o].text)
+            *options[o].text = value;
+        else if (!positive(value, options[o].number))
+            sp_problems_add(&p, "%s: a whole number from 1 is expected, not '%s'", options[o].name,
+                            value);
+    }
+    if (!a->what) sp_problems_add(&p, "nothing to measure: train-step, all or an operation's name");
+    a->backend.threads = (int)threads;
+    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench (see --help)");
+}
+
+// ---- train-step ---------------------------------------------------------------------------------
+
+typedef struct step_bench {
+    sp_model_desc *desc;
+    sp_model *model;
+    sp_distill *distill;
+    sp_forecast forecast;
+    sp_forecast_device device;
+    sp_tensor master, moment1, moment2, grad; // F32 [L*R, D]
+    int32_t *tokens;                          // [batch][T]
+    double *losses;                           // [L]
+    double *ms;                               // [steps]
+} step_bench;
+
+static sp_status make_tokens(const bench_args *a, step_bench *b) {
+    int64_t n;
+    if (!sp_mul(a->batch, a->seq_len, &n))
+        return sp_error(SP_BAD_INPUT, "batch x seq-len overflows");
+    SP_TRY(sp_alloc(&b->tokens, n, sizeof *b->tokens, "tokens"));
+    if (b->desc->vocab == SP_CORPUS_VOCAB) {
+        sp_corpus_args corpus = sp_corpus_defaults(1);
+        for (int64_t i = 0; i < a->batch; i++)
+            SP_TRY(
+                sp_corpus_sequence(&corpus, (uint64_t)i, a->seq_len, b->tokens + i * a->seq_len));
+        return SP_OK;
+    }
+    uint64_t state = 1;
+    for (int64_t i = 0; i < n; i++)
+        b->tokens[i] = (int32_t)(sp_splitmix64(&state) % (uint64_t)b->desc->vocab);
+    return SP_OK;
+}
+
+static sp_status open_step(sp_backend *be, const bench_args *a, step_bench *b) {
+    SP_TRY(sp_model_describe(a->base, NULL, &b->desc));
+    const sp_model_desc *d = b->desc;
+    if (a->seq_len < sp_distill_min_tokens(d))
+        return sp_error(SP_BAD_INPUT, "--seq-len %lld is below one window of %lld tokens",
+                        (long long)a->seq_len, (long long)sp_distill_min_tokens(d));
+    SP_TRY(sp_model_load(be, d, &(sp_model_load_options){.progress = true}, &b->model));
+    sp_distill_args args = {.teacher = {2, 1}};
+    SP_TRY(sp_distill_open(b->model, a->seq_len, &args, &b->distill));
+    SP_TRY(sp_forecast_alloc(d, &b->forecast));
+    sp_forecast_init(&b->forecast, 42);
+    SP_TRY(sp_forecast_upload(be, &b->forecast, &b->device));
+    int64_t rows = d->layers * b->forecast.rows;
+    sp_tensor *parts[] = {&b->master, &b->moment1, &b->moment2, &b->grad};
+    for (int i = 0; i < 4; i++)
+        SP_TRY(sp_tensor_alloc(be, SP_F32, rows, d->hidden, "optimiser state", parts[i]));
+    SP_TRY(sp_upload(b->master, b->forecast.w));
+    SP_TRY(sp_alloc(&b->losses, d->layers, sizeof(double), "losses"));
+    SP_TRY(sp_alloc(&b->ms, a->steps, sizeof(double), "times"));
+    return make_tokens(a, b);
+}
+
+static void close_step(step_bench *b) {
+    sp_tensor_free(&b->master);
+    sp_tensor_free(&b->moment1);
+    sp_tensor_free(&b->moment2);
+    sp_tensor_free(&b->grad);
+    sp_forecast_device_free(&b->device);
+    sp_forecast_free(&b->forecast);
+    sp_distill_close(b->distill);
+    sp_model_free(b->model);
+    sp_model_desc_free(b->desc);
+    free(b->tokens);
+    free(b->losses);
+    free(b->ms);
+}
+
+static sp_status one_step(const bench_args *a, step_bench *b, int64_t step) {
+    SP_TRY(sp_fill(b->grad, 0));
+    for (int64_t i = 0; i < a->batch; i++)
+        SP_TRY(sp_distill_step(b->distill, &b->device, b->tokens + i * a->seq_len, a->seq_len, 1.0,
+                               &b->grad, b->losses));
+    double squares;
+    SP_TRY(sp_sum_squares(b->grad, &squares));
+    double norm = sqrt(squares) / (double)a->batch;
+    sp_adamw_args adam = {.lr = 5e-4f,
+                          .beta1 = 0.9f,
+                          .beta2 = 0.95f,
+                          .eps = 1e-6f,
+                          .weight_decay = 0.01f,
+                          .grad_scale = (float)(fmin(1, 0.5 / (norm + 1e-6)) / (double)a->batch),
+                          .step = step};
+    SP_TRY(sp_adamw(&adam, b->master, b->moment1, b->moment2, b->grad));
+    int64_t R = b->forecast.rows;
+    for (int64_t l = 0; l < b->forecast.layers; l++)
+        SP_TRY(sp_copy(b->device.w[l], sp_tensor_rows(b->master, l * R, R)));
+    return SP_OK;
+}
+
+static int by_value(const void *x, const void *y) {
+    double a = *(const double *)x, b = *(const double *)y;
+    return a < b ? -1 : a > b;
+}
+
+static int by_time(const void *x, const void *y) {
+    double a = ((const sp_profile_row *)x)->seconds, b = ((const sp_profile_row *)y)->seconds;
+    return a > b ? -1 : a < b;
+}
+
+// Useful FLOP of a step that an operation does; 0 where it only moves data or is not counted.
+static double operation_flop(const char *name, const sp_flops *f) {
+    static const struct {
+        const char *name;
+        size_t parts[2];
+        int n;
+    } owners[] = {
+        {"linear", {offsetof(sp_flops, linear), offsetof(sp_flops, forecast)}, 2},
+        {"importance", {offsetof(sp_flops, selection), 0}, 1},
+        {"sparse_attention", {offsetof(sp_flops, attention), 0}, 1},
+        {"kl", {offsetof(sp_flops, student), offsetof(sp_flops, student_grad)}, 2},
+        {"grad_weight", {offsetof(sp_flops, grad_weight), 0}, 1},
+    };
+    double flop = 0;
+    for (size_t i = 0; i < sizeof owners / sizeof owners[0]; i++)
+        if (strcmp(owners[i].name, name) == 0)
+            for (int k = 0; k < owners[i].n; k++)
+                flop += *(const double *)((const char *)f + owners[i].parts[k]);
+    return flop;
+}
+
+static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json_t *results) {
+    sp_flops one = sp_flops_training(b->desc, (sp_grid){2, 1}, a->seq_len);
+    double ceiling = sp_backend_sgemm_gflops(be), total_ms = 0;
+    for (int64_t i = 0; i < a->steps; i++) total_ms += b->ms[i];
+    qsort(b->ms, (size_t)a->steps, sizeof(double), by_value);
+    double median =
+        a->steps % 2 ? b->ms[a->steps / 2] : (b->ms[a->steps / 2 - 1] + b->ms[a->steps / 2]) / 2;
+    double p99 = b->ms[(int64_t)ceil(0.99 * (double)a->steps) - 1];
+    double tokens = (double)a->batch * (double)a->seq_len;
+    double flop = (double)a->batch * sp_flops_total(&one), gflops = 1e-6 * flop / median;
+    int64_t peak = 0;
+    sp_backend_bytes(be, &peak);
+
+    sp_info("train-step  %s, %lld x %lld tokens, median of %lld", b->desc->name,
+            (long long)a->batch, (long long)a->seq_len, (long long)a->steps);
+    sp_info("  %.1f ms (slowest %.1f), %.0f tokens/s, %.2f GFLOP useful, %.1f GFLOP/s", median,
+            b->ms[a->steps - 1], 1e3 * tokens / median, 1e-9 * flop, gflops);
+    if (ceiling > 0)
+        sp_info("  %.1f%% of this machine's SGEMM rate, %.1f GFLOP/s", 100 * gflops / ceiling,
+                ceiling);
+
+    const sp_profile_row *rows;
+    int n = sp_profile_rows(&rows);
+    sp_profile_row *sorted = malloc((size_t)n * sizeof *sorted);
+    double timed = 0;
+    json_t *operations = json_array();
+    sp_info("  %-18s %10s %8s %8s %10s %8s", "operation", "ms/step", "share", "calls", "GFLOP/s",
+            "of SGEMM");
+    for (int i = 0; sorted && i < n; i++) sorted[i] = rows[i];
+    if (sorted) qsort(sorted, (size_t)n, sizeof *sorted, by_time);
+    for (int i = 0; sorted && i < n && sorted[i].calls > 0; i++) {
+        double ms = 1e3 * sorted[i].seconds / (double)a->steps;
+        double share = 1e3 * sorted[i].seconds / total_ms;
+        double rate = (double)a->batch * operation_flop(sorted[i].name, &one) / ms * 1e-6;
+        timed += share;
+        char rate_text[32] = "", of_text[32] = "";
+        if (rate > 0) snprintf(rate_text, sizeof rate_text, "%.1f", rate);
+        if (rate > 0 && ceiling > 0)
+            snprintf(of_text, sizeof of_text, "%.1f%%", 100 * rate / ceiling);
+        sp_info("  %-18s %10.2f %7.1f%% %8lld %10s %8s", sorted[i].name, ms, 100 * share,
+                (long long)(sorted[i].calls / a->steps), rate_text, of_text);
+        json_array_append_new(operations,
+                              json_pack("{s:s, s:f, s:f, s:I, s:o}", "name", sorted[i].name,
+                                        "ms_per_step", ms, "share_of_step", share, "calls_per_step",
+                                        (json_int_t)(sorted[i].calls / a->steps), "gflops",
+                                        rate > 0 ? json_real(rate) : json_null()));
+    }
+    free(sorted);
+    sp_info("  %-18s %10.2f %7.1f%%", "between operations",
+            total_ms / (double)a->steps * (1 - timed), 100 * (1 - timed));
+
+    json_t *o = json_pack("{s:s, s:o, s:f, s:f, s:I, s:f, s:n, s:f, s:n, s:o, s:o}", "name",
+                          "train-step", "shape",
+                          json_sprintf("%s, %lld x %lld tokens", b->desc->name, (long long)a->batch,
+                                       (long long)a->seq_len),
+                          "ms_median", median, "ms_p99", p99, "n", (json_int_t)a->steps, "flop",
+                          flop, "bytes", "tflops", 1e-3 * gflops, "gbps", "ceiling",
+                          ceiling > 0 ? json_real(1e-3 * ceiling) : json_null(), "share",
+                          ceiling > 0 ? json_real(gflops / ceiling) : json_null());
+    json_object_set_new(o, "tokens_per_s", json_real(1e3 * tokens / median));
+    json_object_set_new(o, "peak_bytes", json_integer(peak));
+    json_object_set_new(o, "operations", operations);
+    json_array_append_new(results, o);
+}
+
+static sp_status bench_step(sp_backend *be, const bench_args *a, json_t *results) {
+    enum { WARM_UPS = 3 };
+    step_bench b = {0};
+    sp_status st = SP_OK;
+    SP_GO(open_step(be, a, &b));
+    SP_GO(sp_profile_open(be));
+    for (int64_t i = -WARM_UPS; i < a->steps; i++) {
+        if (i == 0) sp_profile_reset();
+        sp_progress("step %lld of %lld%s", (long long)(i < 0 ? i + WARM_UPS : i) + 1,
+                    (long long)(i < 0 ? WARM_UPS : a->steps), i < 0 ? " to warm up" : "");
+        double start = sp_now();
+        SP_GO(one_step(a, &b, i + WARM_UPS + 1));
+        if (i >= 0) b.ms[i] = 1e3 * (sp_now() - start);
+    }
+    sp_progress("%s", "");
+    report_step(be, a, &b, results);
+done:
+    sp_profile_close();
+    close_step(&b);
+    return st;
+}
+
+// ---- command ------------------------------------------------------------------------------------
+
+static sp_status write_json(const char *path, json_t *results) {
+    char *json = json_dumps(results, JSON_INDENT(2));
+    char *text = json ? sp_format("%s\n", json) : NULL;
+    sp_status st = SP_OK;
+    if (!text)
+        st = sp_error(SP_ENVIRONMENT, "out of memory");
+    else if (strcmp(path, "-") == 0)
+        fputs(text, stdout);
+    else
+        st = sp_write_file(path, text, (int64_t)strlen(text));
+    free(text);
+    free(json);
+    return st;
+}
+
+sp_status sp_bench_command(int argc, char **argv) {
+    bench_args a;
+    SP_TRY(sp_log_open(0, NULL, false));
+    SP_TRY(parse(argc, argv, &a));
+    if (a.help) {
+        fputs(usage, stdout);
+        return SP_OK;
+    }
+    sp_backend *be = NULL;
+    json_t *results = json_array();
+    sp_status st = SP_OK;
+    SP_GO(sp_backend_open(&a.backend, &be));
+    sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
+    sp_info("backend     %s", sp_backend_description(be));
+    SP_GO(strcmp(a.what, "train-step") == 0 ? bench_step(be, &a, results)
+                                            : sp_bench_operation(be, a.what, results));
+    if (a.json) SP_GO(write_json(a.json, results));
+done:
+    json_decref(results);
+    sp_backend_close(be);
+    return st;
+}
