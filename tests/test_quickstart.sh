@@ -149,14 +149,14 @@ rm "$work/tree/build/CMakeCache.txt"
 
 # The tests: both builds; a failure of the first does not hide the second.
 quick 0 test
-logged 'ctest [--test-dir] [build] [-L] [plain]'
-logged 'ctest [--test-dir] [build-asan] [-L] [plain]'
+logged 'ctest [--test-dir] [build] [-C] [plain]'
+logged 'ctest [--test-dir] [build-asan] [-C] [plain]'
 logged 'cmake [-S] [.] [-B] [build-asan] [-G] [Ninja] [-DSPARDA_SANITIZE=ON]'
 quick 0 test --long
-logged 'ctest [--test-dir] [build] [-L] [plain|long]'
+logged 'ctest [--test-dir] [build] [-C] [long]'
 touch "$work/ctest-fails"
 quick 1 test
-logged 'ctest [--test-dir] [build-asan] [-L] [plain]'
+logged 'ctest [--test-dir] [build-asan] [-C] [plain]'
 rm "$work/ctest-fails"
 
 # The demo: its chain, the user's options, and a second time into the same folder.
