@@ -7,6 +7,7 @@
 static pthread_mutex_t lock;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static _Thread_local char reason[256];
+static _Thread_local int depth;
 
 static void make_lock(void) {
     // The library's own end-of-process cleaning writes again to files whose disk was full, and
@@ -19,19 +20,11 @@ static void make_lock(void) {
     pthread_mutexattr_destroy(&a);
 }
 
-void sp_h5_begin(void) {
-    pthread_once(&once, make_lock);
-    pthread_mutex_lock(&lock);
-    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
-}
-
-void sp_h5_end(void) {
-    pthread_mutex_unlock(&lock);
-}
-
 static herr_t keep_reason(unsigned n, const H5E_error2_t *e, void *user) {
     (void)user;
     if (n != 0 || !e->desc) return 0;
+    // Closing what was never opened, while cleaning up after the failure that counts.
+    if (e->maj_num == H5E_ARGS && reason[0]) return 0;
     // Of a failed system call only the system's own words: "..., error message = 'No space ...', ".
     static const char mark[] = "error message = '";
     const char *words = strstr(e->desc, mark);
@@ -41,14 +34,30 @@ static herr_t keep_reason(unsigned n, const H5E_error2_t *e, void *user) {
     return 0;
 }
 
+// Called by the library whenever one of its functions fails, in place of printing.
+static herr_t on_error(hid_t stack, void *user) {
+    H5Ewalk2(stack, H5E_WALK_UPWARD, keep_reason, user);
+    return 0;
+}
+
+void sp_h5_begin(void) {
+    pthread_once(&once, make_lock);
+    pthread_mutex_lock(&lock);
+    if (depth++ == 0) reason[0] = 0;
+    H5Eset_auto2(H5E_DEFAULT, on_error, NULL);
+}
+
+void sp_h5_end(void) {
+    depth--;
+    pthread_mutex_unlock(&lock);
+}
+
 const char *sp_h5_reason(void) {
-    reason[0] = 0;
-    H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, keep_reason, NULL);
     return reason[0] ? reason : "unknown reason";
 }
 
 hid_t sp_h5_open_readonly(const char *path) {
-    static hid_t fapl = -1; // made once: closing it after a failed open would erase the reason
+    static hid_t fapl = -1;
     if (fapl < 0) {
         fapl = H5Pcreate(H5P_FILE_ACCESS);
 #if H5_VERSION_GE(1, 10, 7)

@@ -12,8 +12,8 @@
 
 void sp_h5_begin(void); // recursive per thread
 void sp_h5_end(void);
-// "reason of the innermost HDF5 error" of this thread, for use in our message; call before any
-// other HDF5 function.
+// What went wrong, innermost: of the last HDF5 function of this thread that failed since
+// sp_h5_begin. For use in our message, before sp_h5_end.
 const char *sp_h5_reason(void);
 // Read-only and without a file lock (network file systems refuse it). Between begin and end.
 hid_t sp_h5_open_readonly(const char *path);
