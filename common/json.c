@@ -1,4 +1,5 @@
 #include "common/json.h"
+#include "common/contents.h"
 #include "common/util.h"
 
 #include <stdlib.h>
@@ -37,6 +38,8 @@ sp_status sp_json_parse(const char *text, int64_t bytes, const char *origin, jso
         return sp_error(SP_BAD_INPUT,
                         "%s:%d:%d: the key %.*s stands twice in one object; remove one of them",
                         origin, e.line, e.column, len, key);
+    const char *what = sp_contents_of((const uint8_t *)text, bytes);
+    if (what) return sp_error(SP_BAD_INPUT, "%s is no JSON file; this is %s", origin, what);
     return sp_error(SP_BAD_INPUT, "%s:%d:%d: this is not valid JSON: %s", origin, e.line, e.column,
                     e.text);
 }

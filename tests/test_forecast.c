@@ -1,4 +1,5 @@
 // Forecast matrices: initial values bit for bit, names, device copies.
+#include "tests/golden.h"
 #include "tests/support.h"
 
 #include "model/forecast.h"
@@ -101,11 +102,33 @@ static void names_go_both_ways(void **state) {
                      (long long)sp_forecast_index(cases[i].name), (long long)cases[i].index);
 }
 
+static void device_copies_hold_every_matrix(void **state) {
+    (void)state;
+    sp_model_desc d = {.layers = 2, .hidden = 10, .heads = {2, 1, 6}};
+    sp_forecast f;
+    sp_forecast_device on_device;
+    assert_ok(sp_forecast_alloc(&d, &f));
+    sp_forecast_init(&f, 7); // bf16 values: exact in every storage type
+    assert_ok(sp_forecast_upload(test_backend(), &f, &on_device));
+    assert_int_equal(on_device.layers, 2);
+    for (int64_t l = 0; l <= 2; l++) {
+        assert_true(on_device.w[l].rows == 6 && on_device.w[l].cols == 10);
+        float *back = test_download(on_device.w[l]);
+        assert_memory_equal(back, sp_forecast_matrix(&f, l), 60 * sizeof *back);
+        free(back);
+    }
+    sp_forecast_device_free(&on_device);
+    assert_null(on_device.w);
+    sp_forecast_free(&f);
+    sp_forecast_free(&f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(initial_values_are_the_golden_ones),
         cmocka_unit_test(initial_values_fill_the_interval),
         cmocka_unit_test(names_go_both_ways),
+        cmocka_unit_test(device_copies_hold_every_matrix),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
