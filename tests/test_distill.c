@@ -485,7 +485,7 @@ static void every_length(void **state) {
     free(tokens);
 }
 
-// Tiles cut the products at other rows, which may change the last bits; lists must not change.
+// On the CPU a row sums in the same order whatever tile it sits in: the same bits.
 static void every_tile(void **state) {
     (void)state;
     static const int64_t tiles[] = {1, 7, 64};
@@ -501,10 +501,8 @@ static void every_tile(void **state) {
         trainer t = golden_trainer(&args, 1);
         float *g = gradient(&t, tokens, RAGGED, 1, &b);
         assert_memory_equal(a.lists, b.lists, bytes);
-        for (int l = 0; l < L; l++) {
-            assert_within("loss", t.loss[l], whole.loss[l], 1e-6);
-            assert_close("dW", g + l * ROWS * D, want + l * ROWS * D, ROWS * D, 3e-6);
-        }
+        assert_memory_equal(t.loss, whole.loss, L * sizeof *t.loss);
+        assert_memory_equal(g, want, L * ROWS * D * sizeof *g);
         free(g);
         trainer_close(&t);
     }

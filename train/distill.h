@@ -21,7 +21,7 @@ typedef struct sp_distill_args {
     bool mask_future;
     sp_kl_gradient gradient;
     bool allow_longer;
-    int64_t tile; // query rows at once; 0 = default; numbers do not depend on it beyond rounding
+    int64_t tile; // query rows at once; 0 = default; CPU: the same bits for every tile
 } sp_distill_args;
 
 // For sequences of up to max_tokens. Owns its workspace; `m` outlives it. SP_BAD_INPUT if the model
