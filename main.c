@@ -7,6 +7,7 @@
 #include "train/train.h"
 #include "validate/validate.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -61,9 +62,17 @@ static sp_status run(int argc, char **argv) {
     return sp_error(SP_BAD_INPUT, "unknown command '%s'; 'sparda --help' lists them", argv[1]);
 }
 
+// Results on stdout that did not get there are no success.
+static sp_status flush_output(void) {
+    bool failed = ferror(stdout);
+    if (fflush(stdout) == 0 && !failed) return SP_OK;
+    return sp_error(SP_ENVIRONMENT, "cannot write to standard output: %s", strerror(errno));
+}
+
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); // a file-size limit is then an error of write(), with a message
     sp_status st = run(argc, argv);
+    if (st == SP_OK) st = flush_output();
     if (st != SP_OK && st != SP_CHECK_FAILED && sp_ranks_reports()) {
         sp_progress("%s", "");
         fprintf(stderr, "sparda: error: %s\n", sp_error_text());

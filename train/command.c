@@ -12,6 +12,7 @@
 static const char usage[] =
     "sparda train CONFIG.yaml [--set key=value ...] [--out DIR] [--resume[=auto] | --force]\n"
     "             [--dry-run] [--print-config]\n"
+    "sparda train --reference\n"
     "\n"
     "  --set key=value  overrides the file; repeatable; sparse_config.topk=64 for nested keys\n"
     "  --out DIR        run folder; default runs/<name>-<time>. It must be absent or empty "
@@ -21,6 +22,7 @@ static const char usage[] =
     "  --force          start anew in it; what an earlier run left is moved to old-N/ there\n"
     "  --dry-run        check everything and print the run header; write nothing\n"
     "  --print-config   print the resolved configuration as YAML on stdout\n"
+    "  --reference      print every key with its meaning, type, range and default on stdout\n"
     "\n"
     "SIGTERM, SIGINT or SIGUSR1: finish the step, save, end with status 0. A second one: end at "
     "once.\n"
@@ -28,7 +30,7 @@ static const char usage[] =
 
 typedef struct arguments {
     sp_train_args train;
-    bool print_config, help;
+    bool print_config, reference, help;
 } arguments;
 
 // ---- command line -------------------------------------------------------------------------------
@@ -103,6 +105,8 @@ static sp_status parse(int argc, char **argv, arguments *out) {
             a->dry_run = true;
         } else if (strcmp(s, "--print-config") == 0) {
             out->print_config = true;
+        } else if (strcmp(s, "--reference") == 0) {
+            out->reference = true;
         } else if (s[0] == '-') {
             sp_problems_add(&p, "unknown option %s", s);
         } else if (a->config_file) {
@@ -114,7 +118,8 @@ static sp_status parse(int argc, char **argv, arguments *out) {
     if (resume && force) sp_problems_add(&p, "--resume and --force exclude each other");
     if (resume && !a->out)
         sp_problems_add(&p, "--resume needs --out DIR, the folder of the run to continue");
-    if (!out->help && !a->config_file && a->n_sets == 0 && !out->print_config)
+    bool prints = out->help || out->print_config || out->reference;
+    if (!prints && !a->config_file && a->n_sets == 0)
         sp_problems_add(&p, "no configuration; for example: sparda train configs/tiny.yaml");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda train (see --help)"));
     a->command = command_text(a);
@@ -127,6 +132,14 @@ static sp_status print_help(void) {
     char *text = NULL;
     SP_TRY(sp_config_help(&text));
     printf("%s%s", usage, text);
+    free(text);
+    return SP_OK;
+}
+
+static sp_status print_reference(void) {
+    char *text = NULL;
+    SP_TRY(sp_config_reference(&text));
+    fputs(text, stdout);
     free(text);
     return SP_OK;
 }
@@ -167,8 +180,9 @@ sp_status sp_train_command(int argc, char **argv) {
     SP_TRY(sp_ranks_open(&ranks));
     SP_TRY(sp_log_open(ranks->rank, NULL, false));
     sp_status st = sp_ranks_agree(parse(argc, argv, &a));
-    if (st == SP_OK && (a.help || a.print_config)) {
-        if (ranks->rank == 0) st = a.help ? print_help() : print_config(&a.train);
+    if (st == SP_OK && (a.help || a.print_config || a.reference)) {
+        if (ranks->rank == 0)
+            st = a.help ? print_help() : a.reference ? print_reference() : print_config(&a.train);
         st = sp_ranks_agree(st);
     } else if (st == SP_OK) {
         sp_trainer *t = NULL; // large and long-lived
