@@ -418,8 +418,9 @@ static sp_status check_topk(sp_report *r, const sp_model_desc *d, const sp_expor
     if (x->record) {
         expect_grid(&p, record_file, json_object_get(x->record, "sparse_config"), d, &compared);
         json_t *o = json_object_get(x->record, "selection");
+        expect_grid(&p, record_file, o, d, &compared);
+        expect(&p, record_file, o, "local_blocks", s.local_blocks, &compared);
         expect(&p, record_file, o, "k_effective", s.topk, &compared);
-        expect(&p, record_file, o, "topk", d->sparse.topk, &compared);
         expect(&p, record_file, o, "k_forced", forced, &compared);
         expect(&p, record_file, o, "k_chosen", s.topk - forced, &compared);
     }

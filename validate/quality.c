@@ -19,12 +19,25 @@ typedef enum quality_run { DENSE, SPARSE, TRAINED, UNTRAINED, RUNS } quality_run
 static const sp_selector run_selector[RUNS] = {SP_SELECT_DENSE, SP_SELECT_ORIGINAL,
                                                SP_SELECT_FORECAST, SP_SELECT_FORECAST};
 
+// How far the Forecast stands above chance (recall only) and above an untrained projection, in
+// standard errors over the sequences: over all layers and heads, and in the weakest of them.
+typedef struct standing {
+    double z, z_weakest;
+    int64_t layer, head; // of the weakest
+} standing;
+
+// Sums over the counted positions of one sequence.
+typedef struct kl_sums {
+    double trained, dense, untrained;
+} kl_sums;
+
 // All of one length.
 typedef struct length_result {
     int64_t T, S;
     sp_recall *recall; // [S]
     // Of counted positions, n of them.
     float *kl_trained, *kl_dense, *kl_untrained; // KL(sparse||trained), KL(dense||sparse), ...
+    kl_sums *kl;                                 // [S] of the three
     int64_t n, agree;
     // Of all positions 0 .. T-2.
     double nll[RUNS];
@@ -33,8 +46,7 @@ typedef struct length_result {
     // Means over everything.
     sp_recall_cell all; // infinigen: layers >= 1 only, its rows in `infinigen_rows`
     double infinigen_rows, infinigen_mass_rows;
-    double z_chance, z_untrained, z_mass; // the worst (layer, head)
-    int64_t at_chance[2], at_untrained[2], at_mass[2];
+    standing recall_above, mass_above; // of the Forecast above its rivals
 } length_result;
 
 static void length_free(length_result *r) {
@@ -43,6 +55,7 @@ static void length_free(length_result *r) {
     free(r->kl_trained);
     free(r->kl_dense);
     free(r->kl_untrained);
+    free(r->kl);
     free(r->delta_nll);
 }
 
@@ -86,7 +99,7 @@ static void scratch_free(scratch *x) {
     free(x->tokens);
 }
 
-static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r) {
+static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r, kl_sums *kl) {
     int64_t V = p->desc->vocab;
     for (int64_t r0 = 0; r0 < r->T; r0 += ROWS) {
         int64_t n = r->T - r0 < ROWS ? r->T - r0 : ROWS;
@@ -109,6 +122,9 @@ static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r) {
             r->kl_dense[r->n] = (float)w->kl_dense;
             r->kl_untrained[r->n++] = (float)w->kl_untrained;
             r->agree += w->agree;
+            kl->trained += w->kl_trained;
+            kl->dense += w->kl_dense;
+            kl->untrained += w->kl_untrained;
         }
     }
     return SP_OK;
@@ -122,6 +138,7 @@ static sp_status measure_length(sp_pass *p, length_result *r) {
     SP_GO(sp_alloc(&r->kl_trained, r->S * T, sizeof(float), "divergences"));
     SP_GO(sp_alloc(&r->kl_dense, r->S * T, sizeof(float), "divergences"));
     SP_GO(sp_alloc(&r->kl_untrained, r->S * T, sizeof(float), "divergences"));
+    SP_GO(sp_alloc(&r->kl, r->S, sizeof *r->kl, "divergences"));
     SP_GO(sp_alloc(&r->delta_nll, r->S * T, sizeof(double), "losses"));
     SP_GO(sp_alloc(&x.tokens, T, sizeof *x.tokens, "tokens"));
     SP_GO(sp_alloc(&x.row, ROWS, sizeof *x.row, "rows"));
@@ -146,7 +163,7 @@ static sp_status measure_length(sp_pass *p, length_result *r) {
             }
             sp_meter_add(&p->meter, sp_run_cost(p, run_selector[run], T) * (run == SPARSE ? 2 : 1));
         }
-        SP_GO(compare_runs(p, &x, r));
+        SP_GO(compare_runs(p, &x, r, &r->kl[s]));
     }
 done:
     scratch_free(&x);
@@ -155,54 +172,56 @@ done:
 
 // ---- means and standard errors ------------------------------------------------------------------
 
-// Mean over sequences of (a predictor's figure - another's) in one (layer, head), with its
-// standard error; the sequences are the independent samples, rows of one sequence are not.
+// The sequences are the independent samples; rows of one sequence are not.
 typedef enum figure { RECALL_OVER_CHANCE, RECALL_OVER_UNTRAINED, MASS_OVER_UNTRAINED } figure;
 
-static sp_mean difference(const length_result *r, int64_t cell, figure what, double *values) {
+static double excess(const sp_recall_cell *c, figure what) {
+    if (what == MASS_OVER_UNTRAINED)
+        return (c->mass[SP_BY_FORECAST] - c->mass[SP_BY_UNTRAINED]) / c->mass_rows;
+    double other = what == RECALL_OVER_CHANCE ? c->chance : c->recall[SP_BY_UNTRAINED];
+    return (c->recall[SP_BY_FORECAST] - other) / c->rows;
+}
+
+// Mean over sequences, in standard errors. cell < 0: all layers and heads together.
+static double excess_z(const length_result *r, int64_t cell, figure what, double *values) {
     for (int64_t s = 0; s < r->S; s++) {
-        const sp_recall_cell *c = &r->recall[s].cell[cell];
-        double rows = what == MASS_OVER_UNTRAINED ? c->mass_rows : c->rows;
-        double a =
-            what == MASS_OVER_UNTRAINED ? c->mass[SP_BY_FORECAST] : c->recall[SP_BY_FORECAST];
-        double b = what == MASS_OVER_UNTRAINED     ? c->mass[SP_BY_UNTRAINED]
-                   : what == RECALL_OVER_UNTRAINED ? c->recall[SP_BY_UNTRAINED]
-                                                   : c->chance;
-        values[s] = rows > 0 ? (a - b) / rows : NAN;
+        const sp_recall *one = &r->recall[s];
+        sp_recall_cell sum = {0};
+        for (int64_t c = 0; c < one->layers * one->heads; c++)
+            if (cell < 0 || c == cell) sp_recall_cell_add(&sum, &one->cell[c]);
+        values[s] = excess(&sum, what); // NAN if nothing was counted
     }
-    return sp_mean_of(values, r->S);
+    return sp_z(sp_mean_of(values, r->S));
 }
 
-static void lowest(double z, int64_t layer, int64_t head, double *worst, int64_t at[2]) {
-    if (!(z < *worst)) return;
-    *worst = z;
-    at[0] = layer;
-    at[1] = head;
+static void stand(const length_result *r, figure what, double *values, standing *out) {
+    int64_t heads = r->recall[0].heads, cells = r->recall[0].layers * heads;
+    double all = excess_z(r, -1, what, values);
+    out->z = isnan(all) ? -INFINITY : fmin(out->z, all); // nothing counted proves nothing
+    for (int64_t c = 0; c < cells; c++) {
+        double z = excess_z(r, c, what, values);
+        if (!(z < out->z_weakest)) continue;
+        *out = (standing){out->z, z, c / heads, c % heads};
+    }
 }
 
-static sp_status summarise(const sp_pass *p, length_result *r) {
-    int64_t L = p->desc->layers, H = p->desc->heads.kv_heads;
+static sp_status summarise(length_result *r) {
     double *values;
     SP_TRY(sp_alloc(&values, r->S, sizeof *values, "means"));
-    r->z_chance = r->z_untrained = r->z_mass = INFINITY;
-    for (int64_t l = 0; l < L; l++)
-        for (int64_t h = 0; h < H; h++) {
-            int64_t cell = l * H + h;
-            lowest(sp_z(difference(r, cell, RECALL_OVER_CHANCE, values)), l, h, &r->z_chance,
-                   r->at_chance);
-            lowest(sp_z(difference(r, cell, RECALL_OVER_UNTRAINED, values)), l, h, &r->z_untrained,
-                   r->at_untrained);
-            lowest(sp_z(difference(r, cell, MASS_OVER_UNTRAINED, values)), l, h, &r->z_mass,
-                   r->at_mass);
-            for (int64_t s = 0; s < r->S; s++) {
-                const sp_recall_cell *c = &r->recall[s].cell[cell];
-                sp_recall_cell_add(&r->all, c);
-                if (l == 0) continue;
-                r->infinigen_rows += c->rows;
-                r->infinigen_mass_rows += c->mass_rows;
-            }
-        }
+    r->recall_above = r->mass_above = (standing){INFINITY, INFINITY, 0, 0};
+    stand(r, RECALL_OVER_CHANCE, values, &r->recall_above);
+    stand(r, RECALL_OVER_UNTRAINED, values, &r->recall_above);
+    stand(r, MASS_OVER_UNTRAINED, values, &r->mass_above);
     free(values);
+    for (int64_t s = 0; s < r->S; s++) {
+        const sp_recall *one = &r->recall[s];
+        for (int64_t c = 0; c < one->layers * one->heads; c++) {
+            sp_recall_cell_add(&r->all, &one->cell[c]);
+            if (c < one->heads) continue; // layer 0 has no layer before it
+            r->infinigen_rows += one->cell[c].rows;
+            r->infinigen_mass_rows += one->cell[c].mass_rows;
+        }
+    }
     return SP_OK;
 }
 
@@ -226,16 +245,36 @@ static double mean_float(const float *v, int64_t n) {
     return n ? sum / (double)n : NAN;
 }
 
-// Q4's denominator: the divergence that sparsifying caused, but not less than ten times the noise.
-static double kl_unit(const sp_pass *p, const length_result *r) {
-    double floor = isfinite(p->noise_kl) ? 10 * p->noise_kl : 0;
-    return fmax(mean_float(r->kl_dense, r->n), fmax(floor, 1e-12));
+// Q4: the divergence that the Forecast adds over that which sparsifying caused, the latter not less
+// than ten times the noise; `se` from the sequences, NAN below two.
+typedef struct ratio {
+    double value, se;
+} ratio;
+
+static ratio kl_ratio(const sp_pass *p, const length_result *r, bool untrained) {
+    double floor = isfinite(p->noise_kl) ? 10 * p->noise_kl * (double)r->n : 0, a = 0, b = 0;
+    for (int64_t s = 0; s < r->S; s++) {
+        a += untrained ? r->kl[s].untrained : r->kl[s].trained;
+        b += r->kl[s].dense;
+    }
+    bool floored = !(b > fmax(floor, 1e-300));
+    if (floored) b = fmax(floor, 1e-300);
+    ratio x = {a / b, NAN};
+    if (r->S < 2) return x;
+    double squares = 0, S = (double)r->S;
+    for (int64_t s = 0; s < r->S; s++) {
+        double one = untrained ? r->kl[s].untrained : r->kl[s].trained;
+        double d = one - x.value * (floored ? b / S : r->kl[s].dense);
+        squares += d * d;
+    }
+    x.se = sqrt(squares * S / (S - 1)) / b;
+    return x;
 }
-static double kl_ratio(const sp_pass *p, const length_result *r) {
-    return mean_float(r->kl_trained, r->n) / kl_unit(p, r);
-}
-static double kl_ratio_untrained(const sp_pass *p, const length_result *r) {
-    return mean_float(r->kl_untrained, r->n) / kl_unit(p, r);
+
+// Divergences have heavy tails, so that one position can move the mean: the hard limit counts as
+// crossed when the estimate is above it by more than its sampling error (95%, two-sided).
+static bool beyond(ratio x, double limit) {
+    return x.value - (isfinite(x.se) ? 1.96 * x.se : 0) > limit;
 }
 
 // ---- checks -------------------------------------------------------------------------------------
@@ -254,62 +293,63 @@ static sp_status add(sp_pass *p, sp_check *c, char *reason) {
     return st;
 }
 
+// Q1 and Q2's hard gates: all layers and heads together must stand clear of chance and of an
+// untrained projection; a single head that does not is a warning.
+static char *judge_standing(const length_result *r, int64_t n, bool mass, standing *low,
+                            sp_outcome *outcome) {
+    *low = (standing){INFINITY, INFINITY, 0, 0};
+    int64_t T = 0;
+    for (int64_t i = 0; i < n; i++) {
+        standing s = mass ? r[i].mass_above : r[i].recall_above;
+        double z = fmin(low->z, s.z);
+        if (s.z_weakest < low->z_weakest) *low = s, T = r[i].T;
+        low->z = z;
+    }
+    *outcome = !(low->z > gate_z) ? SP_FAIL : !(low->z_weakest > gate_z) ? SP_WARN : SP_PASS;
+    if (*outcome == SP_PASS) return NULL;
+    return sp_format(
+        "%s above %s by %.1f standard errors over all layers, by %.1f in layer %lld, KV "
+        "head %lld at %lld tokens (more than %g wanted)",
+        mass ? "teacher mass" : "recall",
+        mass ? "an untrained projection" : "chance and an untrained projection", low->z,
+        low->z_weakest, (long long)low->layer, (long long)low->head, (long long)T, gate_z);
+}
+
+static json_t *standing_json(const standing *s) {
+    return json_pack("{s:o, s:o, s:I, s:I, s:f}", "standard_errors", sp_json_number(s->z),
+                     "standard_errors_weakest", sp_json_number(s->z_weakest), "weakest_layer",
+                     (json_int_t)s->layer, "weakest_head", (json_int_t)s->head, "gate", gate_z);
+}
+
 static sp_status check_recall(sp_pass *p, const length_result *r, int64_t n) {
     sp_check c = sp_check_blank("Q1");
+    standing low;
+    char *reason = judge_standing(r, n, false, &low, &c.outcome);
+    c.value = low.z;
     c.threshold = gate_z;
-    c.value = INFINITY;
     c.n = 0;
-    char *reason = NULL;
-    for (int64_t i = 0; i < n; i++) {
-        bool chance = r[i].z_chance < r[i].z_untrained;
-        double z = chance ? r[i].z_chance : r[i].z_untrained;
-        const int64_t *at = chance ? r[i].at_chance : r[i].at_untrained;
-        c.n += (int64_t)r[i].all.rows;
-        if (z >= c.value) continue;
-        c.value = z;
-        free(reason);
-        reason = sp_format("weakest: %.1f standard errors above %s in layer %lld, KV head %lld at "
-                           "%lld tokens",
-                           z, chance ? "chance" : "an untrained projection", (long long)at[0],
-                           (long long)at[1], (long long)r[i].T);
-    }
-    if (!(c.value > gate_z)) c.outcome = SP_FAIL;
-    const length_result *last = &r[n - 1];
-    c.detail = json_pack(
-        "{s:o, s:o, s:o, s:I}", "recall", sp_json_number(mean_recall(last, SP_BY_FORECAST)),
-        "chance", sp_json_number(mean_chance(last)), "untrained",
-        sp_json_number(mean_recall(last, SP_BY_UNTRAINED)), "len", (json_int_t)last->T);
+    for (int64_t i = 0; i < n; i++) c.n += (int64_t)r[i].all.rows;
+    c.detail = standing_json(&low);
     return add(p, &c, reason);
 }
 
 static sp_status check_mass(sp_pass *p, const length_result *r, int64_t n) {
     sp_check c = sp_check_blank("Q2");
+    standing low;
+    char *reason = judge_standing(r, n, true, &low, &c.outcome);
     c.threshold = gate_mass;
     c.value = INFINITY;
     c.n = 0;
-    double z = INFINITY;
-    const length_result *worst = NULL, *weak = NULL;
     for (int64_t i = 0; i < n; i++) {
-        double share = mean_mass(&r[i], SP_BY_FORECAST) / mean_mass(&r[i], SP_BY_FINE);
         c.n += (int64_t)r[i].all.mass_rows;
-        if (share < c.value) c.value = share, worst = &r[i];
-        if (r[i].z_mass < z) z = r[i].z_mass, weak = &r[i];
+        c.value = fmin(c.value, mean_mass(&r[i], SP_BY_FORECAST) / mean_mass(&r[i], SP_BY_FINE));
     }
-    char *reason = NULL;
-    if (!(z > gate_z)) {
-        c.outcome = SP_FAIL;
-        reason = sp_format("layer %lld, KV head %lld, %lld tokens: only %.1f standard errors above "
-                           "an untrained projection (more than %g needed)",
-                           (long long)(weak ? weak->at_mass[0] : 0),
-                           (long long)(weak ? weak->at_mass[1] : 0),
-                           (long long)(weak ? weak->T : 0), z, gate_z);
-    } else if (!(c.value >= gate_mass)) {
+    if (c.outcome != SP_FAIL && !(c.value >= gate_mass)) {
         c.outcome = SP_WARN;
-        reason = sp_format("%.3f of the fine teacher's figure at %lld tokens", c.value,
-                           (long long)(worst ? worst->T : 0));
+        free(reason);
+        reason = sp_format("%.3f of the figure of the fine teacher", c.value);
     }
-    c.detail = json_pack("{s:o, s:f}", "standard_errors_above_untrained", sp_json_number(z),
-                         "standard_errors_needed", gate_z);
+    c.detail = standing_json(&low);
     return add(p, &c, reason);
 }
 
@@ -340,17 +380,26 @@ static sp_status check_logits(sp_pass *p, const length_result *r, int64_t n) {
     c.noise_floor = p->noise_kl;
     c.n = 0;
     const length_result *worst = r;
+    bool hard = false;
     for (int64_t i = 0; i < n; i++) {
+        ratio x = kl_ratio(p, &r[i], false);
         c.n += r[i].n;
-        if (kl_ratio(p, &r[i]) > c.value) c.value = kl_ratio(p, &r[i]), worst = &r[i];
+        hard |= beyond(x, gate_kl_hard);
+        if (!(x.value > c.value)) continue;
+        c.value = x.value;
+        c.ci95[0] = x.value - 1.96 * x.se;
+        c.ci95[1] = x.value + 1.96 * x.se;
+        worst = &r[i];
     }
     char *reason = NULL;
     if (!(c.value <= gate_kl_soft)) {
-        c.outcome = c.value <= gate_kl_hard ? SP_WARN : SP_FAIL;
-        reason = sp_format("at %lld tokens KL(sparse||Forecast) is %.3g nat, KL(dense||sparse) "
-                           "%.3g; above %g is a warning, above %g a failure",
-                           (long long)worst->T, mean_float(worst->kl_trained, worst->n),
-                           mean_float(worst->kl_dense, worst->n), gate_kl_soft, gate_kl_hard);
+        c.outcome = hard || isnan(c.value) ? SP_FAIL : SP_WARN;
+        reason =
+            sp_format("at %lld tokens KL(sparse||Forecast) is %.3g nat, KL(dense||sparse) "
+                      "%.3g: ratio %.2f; above %g is a warning, above %g by more than the "
+                      "sampling error a failure",
+                      (long long)worst->T, mean_float(worst->kl_trained, worst->n),
+                      mean_float(worst->kl_dense, worst->n), c.value, gate_kl_soft, gate_kl_hard);
     }
     c.detail = json_pack("{s:f}", "soft_threshold", gate_kl_soft);
     return add(p, &c, reason);
@@ -396,13 +445,16 @@ static sp_status check_power(sp_pass *p, const length_result *r, int64_t n) {
     }
     sp_check c = sp_check_blank("Q7");
     double share = mean_mass(last, SP_BY_UNTRAINED) / mean_mass(last, SP_BY_FINE);
-    c.value = kl_ratio_untrained(p, last);
+    ratio x = kl_ratio(p, last, true);
+    c.value = x.value;
+    c.ci95[0] = x.value - 1.96 * x.se;
+    c.ci95[1] = x.value + 1.96 * x.se;
     c.threshold = gate_kl_hard;
     c.n = last->n;
     c.detail = json_pack("{s:o, s:f, s:o}", "mass_share_untrained", sp_json_number(share),
                          "mass_share_gate", gate_mass, "candidates", sp_json_number(candidates));
     char *reason = NULL;
-    if (!(c.value > gate_kl_hard) || !(share < gate_mass)) {
+    if (!beyond(x, gate_kl_hard) || !(share < gate_mass)) {
         c.outcome = SP_FAIL;
         reason = sp_format("an untrained projection passes %s: these measurements prove nothing at "
                            "%lld tokens",
@@ -507,13 +559,13 @@ static json_t *kl_json(float *v, int64_t n) {
 }
 
 static json_t *logits_json(const sp_pass *p, length_result *r) {
-    double ratio = kl_ratio(p, r), untrained = kl_ratio_untrained(p, r);
+    double trained = kl_ratio(p, r, false).value, untrained = kl_ratio(p, r, true).value;
     sp_mean delta = sp_mean_of(r->delta_nll, r->tokens);
     return json_pack("{s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "len", (json_int_t)r->T,
                      "positions", (json_int_t)r->n, "kl_sparse_sparda",
                      kl_json(r->kl_trained, r->n), "kl_dense_sparse", kl_json(r->kl_dense, r->n),
                      "kl_sparse_untrained", kl_json(r->kl_untrained, r->n), "ratio",
-                     sp_json_number(ratio), "ratio_untrained", sp_json_number(untrained),
+                     sp_json_number(trained), "ratio_untrained", sp_json_number(untrained),
                      "top1_agree", sp_json_number((double)r->agree / (double)r->n), "delta_nll",
                      sp_json_number(delta.mean), "delta_nll_se", sp_json_number(delta.se));
 }
@@ -597,7 +649,7 @@ sp_status sp_measure_quality(sp_pass *p) {
         // Without one query that has a choice there is nothing to measure.
         if (r[n].S == 0 || sp_candidates(&p->selection, r[n].T - 1) <= p->chosen) continue;
         SP_GO(measure_length(p, &r[n]));
-        SP_GO(summarise(p, &r[n]));
+        SP_GO(summarise(&r[n]));
         n++;
     }
     if (n == 0) {
