@@ -220,8 +220,10 @@ static divergence compare_logits(const float *a, const float *b, int64_t rows, i
         const float *p = a + r * V, *q = b + r * V;
         sp_logit_row lp = sp_logits_look(p, V), lq = sp_logits_look(q, V);
         x.kl += sp_logits_kl(p, lp, q, lq, V) / (double)rows;
-        for (int64_t i = 0; i < V; i++)
-            x.max_logit = fmax(x.max_logit, fabs((double)p[i] - (double)q[i]));
+        for (int64_t i = 0; i < V; i++) {
+            double d = fabs((double)p[i] - (double)q[i]);
+            if (!(d <= x.max_logit)) x.max_logit = d; // NaN sticks
+        }
         if (lp.margin <= min_margin) continue;
         x.rows++;
         x.agree += lp.best == lq.best;

@@ -246,9 +246,9 @@ static double mean_float(const float *v, int64_t n) {
 }
 
 // Q4: the divergence that the Forecast adds over that which sparsifying caused, the latter not less
-// than ten times the noise; `se` from the sequences, NAN below two.
+// than ten times the noise. 95% interval of its logarithm from the sequences, NAN below two.
 typedef struct ratio {
-    double value, se;
+    double value, low, high;
 } ratio;
 
 static ratio kl_ratio(const sp_pass *p, const length_result *r, bool untrained) {
@@ -259,7 +259,7 @@ static ratio kl_ratio(const sp_pass *p, const length_result *r, bool untrained) 
     }
     bool floored = !(b > fmax(floor, 1e-300));
     if (floored) b = fmax(floor, 1e-300);
-    ratio x = {a / b, NAN};
+    ratio x = {a / b, NAN, NAN};
     if (r->S < 2) return x;
     double squares = 0, S = (double)r->S;
     for (int64_t s = 0; s < r->S; s++) {
@@ -267,14 +267,16 @@ static ratio kl_ratio(const sp_pass *p, const length_result *r, bool untrained) 
         double d = one - x.value * (floored ? b / S : r->kl[s].dense);
         squares += d * d;
     }
-    x.se = sqrt(squares * S / (S - 1)) / b;
+    double spread = exp(1.96 * sqrt(squares * S / (S - 1)) / a);
+    x.low = x.value / spread;
+    x.high = x.value * spread;
     return x;
 }
 
 // Divergences have heavy tails, so that one position can move the mean: the hard limit counts as
-// crossed when the estimate is above it by more than its sampling error (95%, two-sided).
+// crossed when the whole interval is above it.
 static bool beyond(ratio x, double limit) {
-    return x.value - (isfinite(x.se) ? 1.96 * x.se : 0) > limit;
+    return (isnan(x.low) ? x.value : x.low) > limit;
 }
 
 // ---- checks -------------------------------------------------------------------------------------
@@ -385,10 +387,10 @@ static sp_status check_logits(sp_pass *p, const length_result *r, int64_t n) {
         ratio x = kl_ratio(p, &r[i], false);
         c.n += r[i].n;
         hard |= beyond(x, gate_kl_hard);
-        if (!(x.value > c.value)) continue;
+        if (isnan(c.value) || x.value <= c.value) continue; // NaN stays
         c.value = x.value;
-        c.ci95[0] = x.value - 1.96 * x.se;
-        c.ci95[1] = x.value + 1.96 * x.se;
+        c.ci95[0] = x.low;
+        c.ci95[1] = x.high;
         worst = &r[i];
     }
     char *reason = NULL;
@@ -447,8 +449,8 @@ static sp_status check_power(sp_pass *p, const length_result *r, int64_t n) {
     double share = mean_mass(last, SP_BY_UNTRAINED) / mean_mass(last, SP_BY_FINE);
     ratio x = kl_ratio(p, last, true);
     c.value = x.value;
-    c.ci95[0] = x.value - 1.96 * x.se;
-    c.ci95[1] = x.value + 1.96 * x.se;
+    c.ci95[0] = x.low;
+    c.ci95[1] = x.high;
     c.threshold = gate_kl_hard;
     c.n = last->n;
     c.detail = json_pack("{s:o, s:f, s:o}", "mass_share_untrained", sp_json_number(share),

@@ -61,5 +61,5 @@ double sp_logits_kl(const float *p, sp_logit_row lp, const float *q, sp_logit_ro
         double log_p = (double)p[i] - lp.log_sum, log_q = (double)q[i] - lq.log_sum;
         kl += exp(log_p) * (log_p - log_q);
     }
-    return kl > 0 ? kl : 0; // rounding may leave it a hair below
+    return kl < 0 ? 0 : kl; // rounding may leave it a hair below; NaN stays
 }

@@ -1,0 +1,534 @@
+// Every check can fail: exports that are wrong in one way each, paths and measurements that are fed
+// the wrong thing. And the trained Forecast passes where the untrained one does not.
+#include "checkpoints/checkpoints.h"
+#include "common/util.h"
+#include "data/corpus.h"
+#include "model/safetensors.h"
+#include "tests/golden.h"
+#include "validate/pass.h"
+#include "validate/stats.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char base_hash[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+
+// ---- exports ------------------------------------------------------------------------------------
+
+// One export folder; the fields spoil it.
+typedef struct export {
+    sp_forecast safetensors, pt; // what each format holds
+    const char *rename_from, *rename_to;
+    sp_st_dtype dtype;
+    const char *base; // recorded hash
+    int64_t k_effective, topk, block_size;
+    bool no_record, no_pt, no_last;
+}
+export;
+
+static sp_forecast trained(void) {
+    sp_forecast f;
+    char *path = test_path("tests/trained/forecast.safetensors");
+    assert_ok(sp_forecast_alloc(test_tiny_base()->desc, &f));
+    assert_ok(sp_forecast_import(path, &f, NULL));
+    free(path);
+    return f;
+}
+
+static export good(void) {
+    return (export){.safetensors = trained(),
+                    .pt = trained(),
+                    .dtype = SP_ST_BF16,
+                    .base = base_hash,
+                    .k_effective = 10,
+                    .topk = 8,
+                    .block_size = 16};
+}
+
+static void write_safetensors(const export *x, const char *path) {
+    const sp_forecast *f = &x->safetensors;
+    int64_t size = f->rows * f->cols, n = f->layers + !x->no_last;
+    uint16_t *bits = malloc((size_t)(n * size) * sizeof *bits);
+    sp_st_out out[16];
+    char name[16][64];
+    for (int64_t l = 0; l < n; l++) {
+        sp_forecast_name(l, name[l]);
+        if (x->rename_from && strcmp(name[l], x->rename_from) == 0)
+            snprintf(name[l], sizeof name[l], "%s", x->rename_to);
+        const float *w = sp_forecast_matrix(f, l);
+        for (int64_t i = 0; i < size; i++) bits[l * size + i] = sp_f32_to_bf16(w[i]);
+        out[l] = (sp_st_out){.name = name[l],
+                             .dtype = x->dtype,
+                             .dims = 2,
+                             .shape = {f->rows, f->cols},
+                             .data = bits + l * size};
+    }
+    json_t *metadata = json_pack(
+        "{s:o}", "sparda.sparse_config",
+        json_sprintf("{\"topk\": %d, \"block_size\": %d}", (int)x->topk, (int)x->block_size));
+    assert_ok(sp_st_write(path, out, n, metadata));
+    json_decref(metadata);
+    free(bits);
+}
+
+// The record always holds the hashes of the trained fixture.
+static void write_record(const export *x, const char *path) {
+    sp_forecast f = trained();
+    int64_t size = f.rows * f.cols;
+    json_t *tensors = json_array();
+    for (int64_t l = 0; l <= f.layers; l++) {
+        char name[64], hex[SP_SHA256_HEX];
+        uint16_t *bits = malloc((size_t)size * sizeof *bits);
+        for (int64_t i = 0; i < size; i++) bits[i] = sp_f32_to_bf16(sp_forecast_matrix(&f, l)[i]);
+        assert_ok(sp_sha256_of(bits, (size_t)size * sizeof *bits, hex));
+        free(bits);
+        sp_forecast_name(l, name);
+        json_array_append_new(tensors,
+                              json_pack("{s:s, s:s, s:[i,i], s:s}", "name", name, "dtype", "BF16",
+                                        "shape", (int)f.rows, (int)f.cols, "sha256", hex));
+    }
+    json_t *o =
+        json_pack("{s:{s:s}, s:{s:I, s:I, s:I, s:I}, s:o}", "base", "weights_sha256", x->base,
+                  "selection", "k_effective", (json_int_t)x->k_effective, "topk", (json_int_t)8,
+                  "k_forced", (json_int_t)4, "k_chosen", (json_int_t)6, "tensors", tensors);
+    assert_int_equal(json_dump_file(o, path, 0), 0);
+    json_decref(o);
+    sp_forecast_free(&f);
+}
+
+static char *write_export(export *x) {
+    static int serial;
+    char *name = sp_format("export-%d", serial++), *dir = sp_path_join(test_tmpdir(), name);
+    char *st = sp_path_join(dir, "forecast.safetensors"), *pt = sp_path_join(dir, "forecast.pt");
+    char *record = sp_path_join(dir, "sparda_config.json");
+    assert_ok(sp_mkdirs(dir));
+    write_safetensors(x, st);
+    if (!x->no_pt) {
+        json_t *sparse = json_pack("{s:i}", "topk", 8);
+        assert_ok(sp_pt_write(pt, &x->pt, 50, sparse, "tiny-base"));
+        json_decref(sparse);
+    }
+    if (!x->no_record) write_record(x, record);
+    sp_forecast_free(&x->safetensors);
+    sp_forecast_free(&x->pt);
+    free(name);
+    free(st);
+    free(pt);
+    free(record);
+    return dir;
+}
+
+// The outcomes of E1 to E5 as letters, e.g. "pppfp", and the reason of the first failure.
+static char outcomes[8], why[2048];
+static bool usable;
+
+static void look_at_export(const char *path) {
+    static const char *const ids[] = {"E1", "E2", "E3", "E4", "E5"};
+    const sp_model_desc *d = test_tiny_base()->desc;
+    sp_exported x;
+    sp_report r;
+    assert_ok(sp_report_open(&r));
+    assert_ok(sp_exported_open(path, d, &x));
+    assert_ok(sp_check_export(&r, d, base_hash, &x, &usable));
+    why[0] = 0;
+    for (int i = 0; i < 5; i++) outcomes[i] = "pwfs"[sp_report_outcome(&r, ids[i])];
+    outcomes[5] = 0;
+    size_t k;
+    json_t *c;
+    json_array_foreach(r.checks, k,
+                       c) if (!why[0] &&
+                              strcmp(json_string_value(json_object_get(c, "status")), "fail") == 0)
+        snprintf(why, sizeof why, "%s", json_string_value(json_object_get(c, "reason")));
+    sp_exported_close(&x);
+    sp_report_close(&r);
+}
+
+static void assert_export(export *x, const char *want, const char *reason) {
+    char *dir = write_export(x);
+    look_at_export(dir);
+    if (strcmp(outcomes, want) != 0) fail_msg("E1..E5 are %s, not %s: %s", outcomes, want, why);
+    assert_true(usable == !strchr(want, 'f'));
+    if (reason && !strstr(why, reason)) fail_msg("the reason lacks \"%s\": %s", reason, why);
+    free(dir);
+}
+
+static void swap_layers(sp_forecast *f) {
+    int64_t size = f->rows * f->cols;
+    float *a = sp_forecast_matrix(f, 2), *b = sp_forecast_matrix(f, 3);
+    for (int64_t i = 0; i < size; i++) {
+        float t = a[i];
+        a[i] = b[i];
+        b[i] = t;
+    }
+}
+
+static const char second[] = "model.layers.1.self_attn.q_future_proj.weight";
+
+static void test_good_export(void **state) {
+    (void)state;
+    export x = good();
+    assert_export(&x, "ppppp", NULL);
+    x = good();
+    x.no_record = true;
+    assert_export(&x, "ppppp", NULL); // two formats to compare, no hashes
+    x = good();
+    x.no_pt = true;
+    assert_export(&x, "ppppp", NULL); // hashes to compare
+    x = good();
+    x.no_pt = x.no_record = true;
+    assert_export(&x, "spppp", NULL); // nothing to compare with
+}
+
+static void test_formats_that_differ(void **state) {
+    (void)state;
+    export x = good();
+    swap_layers(&x.pt);
+    assert_export(&x, "fpppp", "forecast.pt");
+    x = good();
+    swap_layers(&x.pt);
+    x.no_record = true;
+    assert_export(&x, "fpppp", "differs in");
+    x = good();
+    swap_layers(&x.pt);
+    swap_layers(&x.safetensors); // both alike: only the record knows
+    assert_export(&x, "fpppp", "sparda_config.json records");
+    x = good();
+    float *w = sp_forecast_matrix(&x.safetensors, 4) + 17;
+    *w = sp_bf16_to_f32((uint16_t)(sp_f32_to_bf16(*w) ^ 1)); // one bit
+    assert_export(&x, "fpppp", "q_future_proj");
+}
+
+static void test_damaged_file(void **state) {
+    (void)state;
+    export x = good();
+    char *dir = write_export(&x), *path = sp_path_join(dir, "forecast.safetensors"), *data;
+    int64_t n;
+    assert_ok(sp_read_file(path, 1 << 24, &data, &n));
+    data[n - 1000] ^= 4; // in the tensors
+    assert_ok(sp_write_file(path, data, n));
+    look_at_export(dir);
+    assert_string_equal(outcomes, "fpppp");
+    assert_ok(sp_write_file(path, data, n - 7)); // cut short: the other format still loads
+    look_at_export(dir);
+    assert_int_equal(outcomes[0], 'f');
+    assert_int_equal(outcomes[1], 'f');
+    assert_false(usable);
+    free(path);
+    path = sp_path_join(dir, "forecast.pt");
+    assert_ok(sp_write_file(path, "<!doctype html>", 15)); // now nothing does
+    sp_exported e;
+    assert_fails(sp_exported_open(dir, test_tiny_base()->desc, &e), SP_BAD_INPUT, NULL);
+    free(data);
+    free(path);
+    free(dir);
+}
+
+static void test_names_and_identity(void **state) {
+    (void)state;
+    export x = good();
+    x.rename_from = second;
+    x.rename_to = "model.layers.1.self_attn.q_curr_proj.weight"; // belongs to layer 0 only
+    x.no_pt = true;
+    assert_export(&x, "sfspp", "q_curr_proj");
+    x = good();
+    x.rename_from = second;
+    x.rename_to = "layers.1.self_attn.q_future_proj.weight"; // a loader may accept it, others not
+    assert_export(&x, "pfppp", "should be named");
+    x = good();
+    x.rename_from = second;
+    x.rename_to = "model.layers.9.self_attn.q_future_proj.weight";
+    x.no_pt = true;
+    assert_export(&x, "sfspp", "missing");
+    x = good();
+    x.dtype = SP_ST_F16; // same size, other numbers
+    assert_export(&x, "ffppp", NULL);
+    x = good();
+    x.base = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
+    assert_export(&x, "pfppp", "another base model");
+    x = good();
+    x.no_last = x.no_pt = x.no_record = true; // never used: may be left out
+    assert_export(&x, "spppp", NULL);
+}
+
+static void test_values(void **state) {
+    (void)state;
+    export x = good();
+    sp_forecast_matrix(&x.safetensors, 2)[300] = NAN;
+    x.no_pt = x.no_record = true;
+    assert_export(&x, "spfpp", "row 1");
+    x = good();
+    sp_forecast_matrix(&x.safetensors, 5)[0] = INFINITY;
+    x.no_pt = x.no_record = true;
+    assert_export(&x, "spfpp", "NaN or infinite");
+    x = good();
+    memset(sp_forecast_matrix(&x.safetensors, 0) + 256 * 7, 0, 256 * sizeof(float));
+    x.no_pt = x.no_record = true;
+    assert_export(&x, "spfpp", "row 7");
+}
+
+static void test_topk_conventions(void **state) {
+    (void)state;
+    export x = good();
+    x.k_effective = 8; // topk without the local blocks
+    assert_export(&x, "pppfp", "k_effective is 8, the base model's is 10");
+    x = good();
+    x.topk = 10; // topk with them
+    assert_export(&x, "pppfp", "topk is 10");
+    x = good();
+    x.block_size = 64;
+    assert_export(&x, "pppfp", "block_size is 64");
+}
+
+static void test_nothing_to_validate(void **state) {
+    (void)state;
+    sp_exported x;
+    const sp_model_desc *d = test_tiny_base()->desc;
+    assert_fails(sp_exported_open("/nowhere/export", d, &x), SP_BAD_INPUT, "/nowhere/export");
+    char *dir = sp_path_join(test_tmpdir(), "empty");
+    assert_ok(sp_mkdirs(dir));
+    assert_fails(sp_exported_open(dir, d, &x), SP_BAD_INPUT, "sparda export");
+    free(dir);
+}
+
+// ---- paths and quality --------------------------------------------------------------------------
+
+typedef struct fixture {
+    sp_config config;
+    sp_validate_args args;
+    sp_report report;
+    sp_forecast forecast, random;
+    sp_forecast_device trained, untrained;
+    int64_t lengths[2];
+    sp_pass p;
+} fixture;
+
+static void open_pass(fixture *x, int64_t length, int64_t rows) {
+    const sp_model *m = test_tiny_base();
+    *x = (fixture){.forecast = trained(), .lengths = {length}};
+    assert_ok(sp_report_open(&x->report));
+    assert_ok(sp_forecast_alloc(m->desc, &x->random));
+    sp_forecast_init(&x->random, 7);
+    assert_ok(sp_forecast_upload(m->backend, &x->forecast, &x->trained));
+    assert_ok(sp_forecast_upload(m->backend, &x->random, &x->untrained));
+    x->p = (sp_pass){.args = &x->args,
+                     .desc = m->desc,
+                     .model = m,
+                     .selection = sp_model_selection(m->desc, true),
+                     .grid = sp_deployed_grid(m->desc),
+                     .fine = {2, 1},
+                     .chosen = 6,
+                     .forecast = &x->forecast,
+                     .trained = &x->trained,
+                     .untrained = &x->untrained,
+                     .text = {.corpus = true, .name = "corpus"},
+                     .needles = true,
+                     .lengths = x->lengths,
+                     .n_lengths = 1,
+                     .rows = rows,
+                     .samples = 2,
+                     .seed = 7,
+                     .noise_kl = NAN,
+                     .report = &x->report};
+}
+
+static void close_pass(fixture *x) {
+    sp_report_close(&x->report);
+    sp_forecast_free(&x->forecast);
+    sp_forecast_free(&x->random);
+    sp_forecast_device_free(&x->trained);
+    sp_forecast_device_free(&x->untrained);
+}
+
+static json_t *check_of(const fixture *x, const char *id) {
+    size_t i;
+    json_t *c;
+    json_array_foreach(x->report.checks, i,
+                       c) if (strcmp(json_string_value(json_object_get(c, "id")), id) ==
+                              0) return c;
+    fail_msg("no check %s", id);
+    return NULL;
+}
+
+static void assert_outcome(const fixture *x, const char *id, const char *status) {
+    json_t *c = check_of(x, id);
+    const char *got = json_string_value(json_object_get(c, "status"));
+    if (strcmp(got, status) != 0) {
+        char *text = json_dumps(c, 0);
+        fail_msg("%s is %s, not %s: %s", id, got, status, text);
+    }
+}
+
+static void test_paths_agree(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 400, 3);
+    assert_ok(sp_check_paths(&x.p));
+    assert_ok(sp_check_lookahead(&x.p));
+    assert_outcome(&x, "P1", "pass");
+    assert_outcome(&x, "P5", "pass");
+    assert_outcome(&x, "P6", "pass");
+    assert_outcome(&x, "P7", "pass");
+    assert_true(json_integer_value(json_object_get(check_of(&x, "P1"), "n")) >= 4096);
+    assert_true(x.p.noise_kl >= 0 && x.p.noise_kl < 1e-4);
+    close_pass(&x);
+}
+
+static void test_wrong_selection_is_seen(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 400, 3);
+    x.p.selection.init_blocks = 2; // the engine forces one
+    assert_ok(sp_check_paths(&x.p));
+    assert_outcome(&x, "P1", "fail");
+    assert_outcome(&x, "P5", "pass");
+    close_pass(&x);
+}
+
+static void test_wrong_compression_is_seen(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 400, 3);
+    x.p.grid.kernel = 6; // the engine averages eight keys; as many windows in 400 tokens
+    assert_int_equal(sp_windows(x.p.grid, 400), sp_windows(sp_deployed_grid(x.p.desc), 400));
+    assert_ok(sp_check_paths(&x.p));
+    assert_outcome(&x, "P5", "fail");
+    close_pass(&x);
+}
+
+static void test_broken_logits_are_seen(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 64, 3);
+    sp_model broken = *x.p.model;
+    float *w = malloc(256 * sizeof *w);
+    for (int i = 0; i < 256; i++) w[i] = i == 3 ? NAN : 1;
+    broken.final_norm = test_upload(w, 1, 256);
+    x.p.model = &broken;
+    assert_ok(sp_check_paths(&x.p));
+    assert_outcome(&x, "P6", "fail");
+    sp_tensor_free(&broken.final_norm);
+    free(w);
+    close_pass(&x);
+}
+
+static void test_lookahead_premise(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 64, 3);
+    x.p.selection.local_blocks = 0; // only the query's own block is forced
+    assert_ok(sp_check_lookahead(&x.p));
+    assert_outcome(&x, "P7", "fail");
+    close_pass(&x);
+}
+
+static double number(const fixture *x, const char *path, const char *key) {
+    json_t *o = json_array_get(
+        json_object_get(json_object_get(x->report.root, "selection"), "per_length"), 0);
+    return sp_json_at(json_object_get(o, path), key);
+}
+
+static void test_trained_passes_and_untrained_does_not(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 1024, 3);
+    assert_ok(sp_measure_quality(&x.p));
+    assert_true(sp_report_outcome(&x.report, "Q1") <= SP_WARN);
+    assert_true(sp_report_outcome(&x.report, "Q2") <= SP_WARN);
+    assert_true(sp_report_outcome(&x.report, "Q4") <= SP_WARN);
+    assert_outcome(&x, "Q7", "pass");
+    double recall = number(&x, "mean", "recall"), ceiling = number(&x, "mean", "ceiling");
+    assert_true(recall > 0.45 && recall < ceiling && ceiling < 0.8);
+    assert_true(number(&x, "mean", "infinigen") > 0.7);
+    close_pass(&x);
+
+    // The control in the Forecast's place misses every gate; the Forecast in the control's place
+    // shows that the control could be told apart.
+    open_pass(&x, 1024, 3);
+    x.p.trained = &x.untrained;
+    x.p.untrained = &x.trained;
+    assert_ok(sp_measure_quality(&x.p));
+    assert_outcome(&x, "Q1", "fail");
+    assert_outcome(&x, "Q2", "fail");
+    assert_outcome(&x, "Q3", "warn");
+    assert_outcome(&x, "Q4", "fail");
+    assert_outcome(&x, "Q5", "warn");
+    assert_outcome(&x, "Q7", "fail");
+    double chance = sp_json_at(
+        json_array_get(json_object_get(json_object_get(x.report.root, "selection"), "per_length"),
+                       0),
+        "chance");
+    // Over rows n = 7 .. 60 candidates, 16 queries each: mean of 6/n.
+    double want = 0;
+    for (int n = 7; n <= 60; n++) want += 6.0 / n / 54;
+    assert_true(fabs(chance - want) < 1e-9);
+    assert_true(fabs(number(&x, "mean", "recall") - chance) < 0.05);
+    close_pass(&x);
+}
+
+static void test_too_short_or_without_text(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 128, 3); // 8 blocks: no query has a choice
+    assert_ok(sp_measure_quality(&x.p));
+    assert_outcome(&x, "Q1", "skip");
+    close_pass(&x);
+    open_pass(&x, 512, 3);
+    x.p.text.corpus = false;
+    assert_ok(sp_measure_quality(&x.p));
+    assert_outcome(&x, "Q4", "skip");
+    x.p.needles = false;
+    assert_ok(sp_measure_needles(&x.p));
+    assert_outcome(&x, "Q6", "skip");
+    close_pass(&x);
+    open_pass(&x, 256, 2); // two rows: no standard error, and no power
+    assert_ok(sp_measure_quality(&x.p));
+    assert_outcome(&x, "Q1", "skip");
+    assert_outcome(&x, "Q7", "skip");
+    assert_true(sp_report_outcome(&x.report, "Q5") != SP_SKIP);
+    close_pass(&x);
+}
+
+// ---- statistics ---------------------------------------------------------------------------------
+
+static void test_statistics(void **state) {
+    (void)state;
+    const double v[] = {1, 2, NAN, 3};
+    sp_mean m = sp_mean_of(v, 4);
+    assert_int_equal(m.n, 3);
+    assert_true(fabs(m.mean - 2) < 1e-12 && fabs(m.se - 1 / sqrt(3)) < 1e-12);
+    assert_true(fabs(sp_z(m) - 2 * sqrt(3)) < 1e-12);
+    assert_true(isnan(sp_z(sp_mean_of(v, 1))));
+    const double same[] = {1, 1}, none[] = {0, 0};
+    assert_true(sp_z(sp_mean_of(same, 2)) == 1e6 && sp_z(sp_mean_of(none, 2)) == 0);
+    float q[] = {5, 1, 4, 2, 3};
+    assert_true(sp_quantile(q, 5, 0.5) == 3 && sp_quantile(q, 5, 0.99) == 5);
+    // KL of (1/2, 1/4, 1/4) and (1/4, 1/2, 1/4): 1/2 log 2 - 1/4 log 2.
+    const float a[] = {2 * 0.34657359f, 0, 0}, b[] = {0, 2 * 0.34657359f, 0};
+    sp_logit_row la = sp_logits_look(a, 3), lb = sp_logits_look(b, 3);
+    assert_true(fabs(sp_logits_kl(a, la, b, lb, 3) - 0.25 * log(2)) < 1e-6);
+    assert_true(sp_logits_kl(a, la, a, la, 3) == 0);
+    assert_int_equal(lb.best, 1);
+    assert_true(fabs(la.margin - log(2)) < 1e-6);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_good_export),
+        cmocka_unit_test(test_formats_that_differ),
+        cmocka_unit_test(test_damaged_file),
+        cmocka_unit_test(test_names_and_identity),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_topk_conventions),
+        cmocka_unit_test(test_nothing_to_validate),
+        cmocka_unit_test(test_paths_agree),
+        cmocka_unit_test(test_wrong_selection_is_seen),
+        cmocka_unit_test(test_wrong_compression_is_seen),
+        cmocka_unit_test(test_broken_logits_are_seen),
+        cmocka_unit_test(test_lookahead_premise),
+        cmocka_unit_test(test_trained_passes_and_untrained_does_not),
+        cmocka_unit_test(test_too_short_or_without_text),
+        cmocka_unit_test(test_statistics),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
