@@ -53,7 +53,7 @@ static void add_quoted(sp_text *t, const char *s) {
 static void add_word(sp_text *t, const char *choices, int i) {
     int len;
     const char *word = sp_choice(choices, i, &len);
-    if (word) sp_text_add(t, "%.*s", len, word);
+    sp_text_add(t, "%.*s", len, word ? word : "");
 }
 
 // Entries in flow form, or as the lines of a block.

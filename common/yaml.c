@@ -20,7 +20,7 @@ static void problem_at(reader *r, int64_t line, int64_t column, const char *what
     r->bad = true;
 }
 
-// Line and column of an event, from 1; 0 for an empty value, which has no place of its own. The
+// Line and column of an event, from 1; 0 for an empty value, which has none (take_place). The
 // library's mark of a quoted text lies behind the quote.
 static void place_of(const reader *r, struct fy_event *e, int64_t *line, int64_t *column) {
     const struct fy_mark *m = fy_event_start_mark(e);
@@ -70,6 +70,13 @@ static sp_status append(sp_yaml *parent, sp_yaml *key, sp_yaml *value) {
     return SP_OK;
 }
 
+// An empty value has no place of its own.
+static void take_place(sp_yaml *y, const sp_yaml *from) {
+    if (y->line > 0) return;
+    y->line = from->line;
+    y->column = from->column;
+}
+
 static sp_status read_node(reader *r, struct fy_event *e, int depth, sp_yaml **out);
 
 // The items of a list or map up to its end event.
@@ -100,10 +107,8 @@ static sp_status read_items(reader *r, sp_yaml *parent, int depth) {
             r->bad = true;
             return st;
         }
-        if (value->line == 0) { // empty
-            value->line = key ? key->line : parent->line;
-            value->column = key ? key->column : parent->column;
-        }
+        if (key) take_place(key, parent);
+        take_place(value, key ? key : parent);
         SP_TRY(append(parent, key, value));
     }
 }

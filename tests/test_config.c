@@ -251,6 +251,7 @@ static void wrong_keys(void **state) {
     one_mistake("lr: 1\nlr: 1\n", "2:1", "key 'lr' is repeated; it is already in line 1");
     one_mistake("sparse_config: {topk: 1}\nsparse_config:\n  topk: 1\n", "3:3",
                 "key 'sparse_config.topk' is repeated; it is already in line 1");
+    one_mistake("? \n", "1:1", "unknown key ''; 'sparda train --help' lists the keys");
     one_mistake("? [a]\n: 1\n", "1:3", "a key must be a name, not a list or a mapping");
     one_set_mistake("stepss=5", "--set: unknown key 'stepss'; did you mean 'steps'?");
     one_set_mistake("steps", "--set steps: expected key=value");
