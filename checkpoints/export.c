@@ -1,0 +1,281 @@
+// sp_export: from a training state to a folder that an inference engine can load.
+//
+// Everything is written into a hidden folder beside the destination, read back and compared, and
+// only then renamed into place: a failed export leaves nothing behind. With --force on a folder
+// that holds files, each file replaces its predecessor and the record comes last.
+#include "checkpoints/export.h"
+#include "checkpoints/internal.h"
+#include "checkpoints/merge.h"
+#include "common/log.h"
+#include "common/util.h"
+#include "validate/validate.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+// What an export is made of.
+typedef struct job {
+    const sp_export_args *a;
+    char *checkpoint;
+    sp_train_state state;
+    sp_forecast rounded;
+    sp_config *config; // of the checkpoint; read only if something needs it
+    char *base;        // folder of the base model, absolute or as given; NULL: not needed
+    sp_model_desc *desc;
+    char *out;     // destination without trailing slashes
+    char *staging; // hidden folder beside it
+    char *bundle;  // folder of the forecast files inside `staging`
+} job;
+
+static sp_status out_of_memory(void) {
+    return sp_error(SP_ENVIRONMENT, "out of memory");
+}
+
+// ---- inputs -------------------------------------------------------------------------------------
+
+// The checkpoint itself, or the newest one of a run folder.
+static sp_status find_checkpoint(const char *given, char **path) {
+    *path = NULL;
+    if (!sp_path_is_dir(given)) return (*path = sp_strdup(given)) ? SP_OK : out_of_memory();
+    SP_TRY(sp_newest_checkpoint(given, path));
+    if (*path) return SP_OK;
+    return sp_error(SP_BAD_INPUT,
+                    "%s holds no complete checkpoint (checkpoints/step-*.h5); give a run folder or "
+                    "a checkpoint file",
+                    given);
+}
+
+static sp_status load_state(job *j, const char *checkpoint) {
+    sp_file_kind kind;
+    SP_TRY(find_checkpoint(checkpoint, &j->checkpoint));
+    SP_TRY(sp_file_kind_of(j->checkpoint, &kind));
+    if (kind != SP_FILE_HDF5)
+        return sp_error(
+            SP_BAD_INPUT,
+            "%s is no training state (HDF5); export takes a checkpoint of sparda train, "
+            "checkpoints/step-*.h5",
+            j->checkpoint);
+    SP_TRY(sp_state_load(j->checkpoint, &j->state));
+    return sp_rounded_weights(&j->state.weights, &j->rounded);
+}
+
+// A model folder, with the values that the recipe supplied according to the checkpoint's
+// configuration; and that it fits the checkpoint, as far as can be told without its weights.
+static sp_status describe(const job *j, const char *dir, sp_model_desc **out) {
+    const sp_int_option *o[] = {
+        &j->config->sparse_config.kernel_size, &j->config->sparse_config.kernel_stride,
+        &j->config->sparse_config.init_blocks, &j->config->sparse_config.block_size,
+        &j->config->sparse_config.window_size, &j->config->sparse_config.topk,
+        &j->config->sparse_config.dense_len};
+    const int64_t *v[7];
+    for (int i = 0; i < 7; i++) v[i] = o[i]->given ? &o[i]->value : NULL;
+    sp_sparse_defaults defaults = {v[0], v[1], v[2], v[3], v[4], v[5], v[6]};
+    SP_TRY(sp_model_describe(dir, &defaults, out));
+    return sp_state_check_base(&j->state, *out, NULL);
+}
+
+static sp_status find_base(job *j) {
+    const sp_export_args *a = j->a;
+    if (a->no_parity && !a->merge_base && !a->validate) return SP_OK;
+    SP_TRY(sp_config_parse(j->state.config, j->checkpoint, &j->config));
+    const char *base = a->base ? a->base : a->merge_base ? a->merge_base : j->config->base;
+    if (!base)
+        return sp_error(SP_BAD_INPUT,
+                        "%s names no base model; give its folder with --base DIR, or leave the "
+                        "parity vectors out with --no-parity",
+                        j->checkpoint);
+    if (!(j->base = sp_strdup(base))) return out_of_memory();
+    sp_status st = describe(j, base, &j->desc);
+    if (st == SP_BAD_INPUT && base == j->config->base)
+        sp_error_prefix("the base model that the checkpoint names cannot be used (give its place "
+                        "with --base DIR, or leave the parity vectors out with --no-parity)");
+    return st;
+}
+
+// ---- destination --------------------------------------------------------------------------------
+
+static sp_status folder_is_empty(const char *dir, bool *empty) {
+    char **names;
+    int64_t n;
+    SP_TRY(sp_list_dir(dir, "", &names, &n));
+    *empty = n == 0;
+    sp_free_names(names, n);
+    return SP_OK;
+}
+
+static sp_status prepare_destination(job *j) {
+    const char *dir = j->a->out_dir;
+    size_t len = strlen(dir);
+    while (len > 1 && dir[len - 1] == '/') len--;
+    j->out = sp_format("%.*s", (int)len, dir);
+    if (!j->out) return out_of_memory();
+    bool empty = true;
+    if (sp_path_is_dir(j->out)) {
+        SP_TRY(folder_is_empty(j->out, &empty));
+    } else if (access(j->out, F_OK) == 0) {
+        return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", j->out);
+    }
+    if (!empty && !j->a->force)
+        return sp_error(SP_BAD_INPUT,
+                        "%s is not empty; choose another --out, or replace an earlier export there "
+                        "with --force",
+                        j->out);
+    if (j->a->merge_base) SP_TRY(sp_merge_check(j->a->merge_base, j->out));
+    j->staging = sp_temporary_name(j->out);
+    j->bundle =
+        j->staging && j->a->merge_base ? sp_path_join(j->staging, "sparda") : sp_strdup(j->staging);
+    if (!j->staging || !j->bundle) return out_of_memory();
+    sp_remove_tree(j->staging); // of a killed process that had our number
+    return sp_mkdirs(j->bundle);
+}
+
+static void sync_folder(const char *dir) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    fsync(fd);
+    close(fd);
+}
+
+// Files of an earlier export that this one does not write.
+static void remove_stale(const job *j) {
+    static const char *const names[] = {SP_FORECAST_SAFETENSORS, SP_FORECAST_PT,
+                                        SP_PARITY_SAFETENSORS, "validation_report.json",
+                                        "validation_report.html"};
+    bool written[] = {j->a->safetensors, j->a->pt, !j->a->no_parity, false, false};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *path = sp_format("%s%s/%s", j->out, j->a->merge_base ? "/sparda" : "", names[i]);
+        if (path && !written[i]) unlink(path);
+        free(path);
+    }
+}
+
+static sp_status put_in_place(job *j) {
+    char *parent = sp_path_dir(j->out);
+    sp_status st = parent ? SP_OK : out_of_memory();
+    // An empty folder gives way to the rename; one with files takes them one by one.
+    if (st == SP_OK && rename(j->staging, j->out) != 0) {
+        if (errno != ENOTEMPTY && errno != EEXIST) {
+            st = sp_error(SP_ENVIRONMENT, "cannot rename %s to %s: %s", j->staging, j->out,
+                          strerror(errno));
+        } else {
+            remove_stale(j);
+            st = sp_move_tree(j->staging, j->out, SP_EXPORT_RECORD);
+        }
+    }
+    if (st == SP_OK) sync_folder(parent);
+    free(parent);
+    return st;
+}
+
+// ---- contents -----------------------------------------------------------------------------------
+
+// The SGEMM library that trained the checkpoint, so that the vectors depend on the checkpoint
+// alone.
+static sp_status write_parity(job *j) {
+    const sp_config *c = j->config;
+    const char *blas = j->state.cpu_blas && j->state.cpu_blas[0] ? j->state.cpu_blas
+                       : strcmp(c->cpu_blas, "auto") == 0        ? "openblas"
+                                                                 : c->cpu_blas;
+    sp_backend_options o = {.name = c->backend,
+                            .cpu_blas = blas,
+                            .threads = (int)c->threads,
+                            .local_ranks = 1,
+                            .deterministic = true};
+    sp_backend *be = NULL;
+    sp_model *m = NULL;
+    char *path = sp_path_join(j->bundle, SP_PARITY_SAFETENSORS);
+    sp_status st = path ? SP_OK : out_of_memory();
+    if (st == SP_OK) st = sp_backend_open(&o, &be);
+    if (st == SP_OK)
+        st = sp_model_load(be, j->desc, &(sp_model_load_options){.progress = true}, &m);
+    if (st == SP_OK) st = sp_state_check_base(&j->state, j->desc, m->weights_sha256);
+    if (st == SP_OK) st = sp_write_parity(path, &j->state, &j->rounded, m);
+    sp_model_free(m);
+    sp_backend_close(be);
+    free(path);
+    return st;
+}
+
+static sp_status write_bundle(job *j) {
+    const sp_export_args *a = j->a;
+    const sp_train_state *s = &j->state;
+    char *st_path = sp_path_join(j->bundle, SP_FORECAST_SAFETENSORS),
+         *pt_path = sp_path_join(j->bundle, SP_FORECAST_PT),
+         *record = sp_path_join(j->bundle, SP_EXPORT_RECORD);
+    json_t *sparse = sp_state_sparse_json(s);
+    sp_status st = SP_OK;
+    if (!st_path || !pt_path || !record || !sparse) SP_GO(out_of_memory());
+    if (!a->no_parity) SP_GO(write_parity(j));
+    if (a->safetensors) SP_GO(sp_write_forecast_safetensors(st_path, s, &j->rounded));
+    if (a->pt)
+        SP_GO(sp_pt_write(pt_path, &j->rounded, s->step, sparse, s->base_name ? s->base_name : ""));
+    SP_GO(sp_write_export_record(record, s, &j->rounded, a, !a->no_parity));
+    SP_GO(sp_verify_export(j->bundle, s, &j->rounded, a, !a->no_parity));
+done:
+    json_decref(sparse);
+    free(record);
+    free(pt_path);
+    free(st_path);
+    return st;
+}
+
+static sp_status merge(job *j) {
+    if (!j->a->merge_base) return SP_OK;
+    if (j->a->no_parity || j->a->base) { // else write_parity has compared this very folder
+        char hex[SP_SHA256_HEX];
+        sp_model_desc *d = NULL;
+        sp_status st = describe(j, j->a->merge_base, &d);
+        if (st == SP_OK) st = sp_model_weights_sha256(d, hex);
+        if (st == SP_OK) st = sp_state_check_base(&j->state, d, hex);
+        sp_model_desc_free(d);
+        SP_TRY(st);
+    }
+    return sp_merge_base(j->a->merge_base, j->staging);
+}
+
+static sp_status validate(const job *j) {
+    char *report = j->a->merge_base ? sp_path_join(j->out, "sparda") : sp_strdup(j->out);
+    if (!report) return out_of_memory();
+    sp_validate_args v = {
+        .base = j->base, .forecast = j->out, .report = report, .config = j->config};
+    sp_status st = sp_validate(&v);
+    free(report);
+    return st;
+}
+
+static void free_job(job *j) {
+    if (j->staging) sp_remove_tree(j->staging);
+    sp_model_desc_free(j->desc);
+    sp_config_free(j->config);
+    sp_forecast_free(&j->rounded);
+    sp_train_state_free(&j->state);
+    free(j->bundle);
+    free(j->staging);
+    free(j->out);
+    free(j->base);
+    free(j->checkpoint);
+}
+
+sp_status sp_export(const char *checkpoint, const sp_export_args *a) {
+    job j = {.a = a};
+    sp_status st = SP_OK;
+    if (!a->safetensors && !a->pt)
+        return sp_error(SP_BAD_INPUT, "an export needs a format: safetensors, pt or both");
+    SP_GO(load_state(&j, checkpoint));
+    SP_GO(find_base(&j));
+    SP_GO(prepare_destination(&j));
+    SP_GO(write_bundle(&j));
+    SP_GO(merge(&j));
+    SP_GO(put_in_place(&j));
+    sp_info("exported step %lld of %s to %s (%s%s%s%s)", (long long)j.state.step, j.checkpoint,
+            j.out, a->safetensors ? "safetensors" : "", a->safetensors && a->pt ? ", " : "",
+            a->pt ? "pt" : "", a->merge_base ? ", beside the base model's files" : "");
+    if (a->validate) SP_GO(validate(&j));
+done:
+    free_job(&j);
+    return st;
+}
