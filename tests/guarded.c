@@ -1,6 +1,7 @@
 #include "tests/guarded.h"
 #include "common/util.h"
 #include "kernels/cpu/cpu.h"
+#include "tests/golden.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -166,4 +167,19 @@ float *test_floats(const json_t *object, const char *key, int64_t n) {
     for (int64_t i = 0; i < n; i++) out[i] = (float)numbers[i];
     free(numbers);
     return out;
+}
+
+void assert_example(const float *got, const json_t *object, const char *key, int64_t n,
+                    double limit) {
+    float *want = test_floats(object, key, n);
+    assert_close(key, got, want, n, limit);
+    free(want);
+}
+
+test_guarded test_golden(sp_backend *be, const char *file, const char *name, int64_t all_rows,
+                         int64_t row0, int64_t rows, int64_t cols) {
+    float *v = golden_f32(file, name, all_rows * cols);
+    test_guarded g = test_input(be, v + row0 * cols, rows, cols);
+    free(v);
+    return g;
 }

@@ -34,5 +34,12 @@ json_t *test_example(const char *key);
 // Numbers of a nested list, flattened; "inf" and "-inf" are infinities. Caller frees.
 double *test_numbers(const json_t *list, int64_t *n);
 float *test_floats(const json_t *object, const char *key, int64_t n);
+// Fails unless got[n] is object[key] within a relative L2 error of `limit`.
+void assert_example(const float *got, const json_t *object, const char *key, int64_t n,
+                    double limit);
+// An input with the contents of array `name` of tests/golden/FILE.safetensors, of which rows
+// row0.. are taken.
+test_guarded test_golden(sp_backend *be, const char *file, const char *name, int64_t all_rows,
+                         int64_t row0, int64_t rows, int64_t cols);
 
 #endif

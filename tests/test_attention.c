@@ -103,21 +103,22 @@ static void example(void **state) {
 static void golden_layers(void **state) {
     (void)state;
     enum { T = 256 };
+    sp_backend *be = test_backend();
+    const char *names[2][4] = {{"q.0", "k.0", "v.0", "attn.0"}, {"q.3", "k.3", "v.3", "attn.3"}};
     int32_t *lists = golden_rows_i32("forward", "lists", 6, 2, T, 10);
-    for (int layer = 0; layer < 6; layer += 3) {
-        char q[8], k[8], v[8], attn[8];
-        sprintf(q, "q.%d", layer), sprintf(k, "k.%d", layer), sprintf(v, "v.%d", layer);
-        sprintf(attn, "attn.%d", layer);
-        test_guarded out = test_output(test_backend(), T, 512);
-        assert_ok(sp_sparse_attention((sp_heads){8, 2, 64},
-                                      test_upload(golden_f32("forward", q, T * 512), T, 512), 0,
-                                      test_upload(golden_f32("forward", k, T * 128), T, 128),
-                                      test_upload(golden_f32("forward", v, T * 128), T, 128),
-                                      test_upload_i32(lists + layer * T * 20, T, 20), 16, out.t));
-        float *got = test_take(&out, attn);
-        assert_close(attn, got, golden_f32("forward", attn, T * 512), T * 512, 1e-5);
-        free(got);
+    for (int n = 0; n < 2; n++) {
+        test_guarded q = test_golden(be, "forward", names[n][0], T, 0, T, 512);
+        test_guarded k = test_golden(be, "forward", names[n][1], T, 0, T, 128);
+        test_guarded v = test_golden(be, "forward", names[n][2], T, 0, T, 128);
+        test_guarded l = test_input_i32(be, lists + 3 * n * T * 20, T, 20);
+        test_guarded out = test_output(be, T, 512);
+        assert_ok(sp_sparse_attention((sp_heads){8, 2, 64}, q.t, 0, k.t, v.t, l.t, 16, out.t));
+        float *got = test_take(&out, "attn"), *want = golden_f32("forward", names[n][3], T * 512);
+        assert_close(names[n][3], got, want, T * 512, 1e-5);
+        test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l);
+        free(got), free(want);
     }
+    free(lists);
 }
 
 // Lists that hold every block give dense attention; a row does not depend on its tile.

@@ -77,24 +77,22 @@ static void examples(void **state) {
 static void golden_layers(void **state) {
     (void)state;
     enum { T = 256, N_D = 63, N_T = 255 };
+    sp_backend *be = test_backend();
+    const char *keys[] = {"k.0", "k.3"}, *teacher_keys[] = {"kt.0", "kt.3"};
     float *kd = golden_f32("forward", "kd", 6 * N_D * 128);
-    for (int layer = 0; layer < 6; layer += 3) {
-        char name[8];
-        sprintf(name, "k.%d", layer);
-        sp_tensor k = test_upload(golden_f32("forward", name, T * 128), T, 128);
-        test_guarded d = test_output(test_backend(), N_D, 128),
-                     t = test_output(test_backend(), N_T, 128);
-        assert_ok(sp_compress_keys(k, (sp_grid){8, 4}, 0, d.t));
+    for (int n = 0; n < 2; n++) {
+        test_guarded k = test_golden(be, "forward", keys[n], T, 0, T, 128);
+        test_guarded d = test_output(be, N_D, 128), t = test_output(be, N_T, 128);
+        assert_ok(sp_compress_keys(k.t, (sp_grid){8, 4}, 0, d.t));
         // The teacher's keys in two pieces.
-        assert_ok(sp_compress_keys(k, (sp_grid){2, 1}, 0, sp_tensor_rows(t.t, 0, 100)));
-        assert_ok(sp_compress_keys(k, (sp_grid){2, 1}, 100, sp_tensor_rows(t.t, 100, N_T - 100)));
-        float *got = test_take(&d, "kd");
-        assert_close("kd", got, kd + layer * N_D * 128, N_D * 128, 2e-5);
-        free(got);
-        got = test_take(&t, "kt");
-        sprintf(name, "kt.%d", layer);
-        assert_close("kt", got, golden_f32("forward", name, N_T * 128), N_T * 128, 2e-5);
-        free(got);
+        assert_ok(sp_compress_keys(k.t, (sp_grid){2, 1}, 0, sp_tensor_rows(t.t, 0, 100)));
+        assert_ok(sp_compress_keys(k.t, (sp_grid){2, 1}, 100, sp_tensor_rows(t.t, 100, N_T - 100)));
+        float *got = test_take(&d, "kd"), *fine = test_take(&t, "kt");
+        float *want = golden_f32("forward", teacher_keys[n], N_T * 128);
+        assert_close("kd", got, kd + 3 * n * N_D * 128, N_D * 128, 2e-5);
+        assert_close("kt", fine, want, N_T * 128, 2e-5);
+        test_drop(&k);
+        free(got), free(fine), free(want);
     }
     free(kd);
 }
@@ -115,14 +113,15 @@ static void no_window(void **state) {
 static void golden_forecast_scores(void **state) {
     (void)state;
     enum { T = 256, N = 63 };
-    sp_tensor f = test_upload(golden_f32("selection", "forecast.0", T * 128), T, 128);
-    sp_tensor c = test_upload(golden_f32("forward", "kd", 6 * N * 128), N, 128);
+    test_guarded f = test_golden(test_backend(), "selection", "forecast.0", T, 0, T, 128);
+    test_guarded c = test_golden(test_backend(), "forward", "kd", 6 * N, 0, N, 128);
     float *want = golden_rows_f32("selection", "forecast_raw.0", 1, 2, T, N);
     test_guarded out = test_output(test_backend(), T, 2 * N);
-    assert_ok(sp_forecast_scores((sp_heads){8, 2, 64}, (sp_grid){8, 4}, SP_SEES_COMPLETE, f, 0, c,
-                                 out.t));
+    assert_ok(sp_forecast_scores((sp_heads){8, 2, 64}, (sp_grid){8, 4}, SP_SEES_COMPLETE, f.t, 0,
+                                 c.t, out.t));
     float *got = test_take(&out, "forecast_raw");
     assert_close("forecast_raw.0", got, want, T * 2 * N, 2e-5); // -inf in the same places
+    test_drop(&f), test_drop(&c);
     free(got), free(want);
 }
 
