@@ -209,9 +209,25 @@ static sp_status write_section(sp_report *r, const sp_exported *x) {
 
 // ---- checks -------------------------------------------------------------------------------------
 
+// One problem a line, without the marks that make a list of them in an error message.
+static void unmark(char *text) {
+    static const char mark[] = "\n  - ";
+    char *to = text;
+    for (const char *from = text; *from;) {
+        if (strncmp(from, mark, strlen(mark)) == 0) {
+            if (to != text) *to++ = '\n';
+            from += strlen(mark);
+        } else {
+            *to++ = *from++;
+        }
+    }
+    *to = 0;
+}
+
 // Adds the check with the collected problems as its reason; frees them.
 static sp_status add_problems(sp_report *r, sp_check *c, sp_problems *p, const char *note) {
     if (p->count) c->outcome = SP_FAIL;
+    if (p->text) unmark(p->text);
     c->reason = p->count ? p->text : note;
     sp_status st = sp_report_add(r, c);
     free(p->text);

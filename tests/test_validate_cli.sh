@@ -1,0 +1,91 @@
+# ctest: timeout=300
+# `sparda validate` from outside: exit codes, files, no report after an error, and the report's
+# content on the trained fixture with few and short sequences.
+# Usage: test_validate_cli.sh PATH_TO_SPARDA
+set -u
+sparda=$1
+here=$(cd "$(dirname "$0")" && pwd)
+base=$here/../data/tiny-base
+forecast=$here/trained/forecast.safetensors
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failures=0
+
+fail() {
+    echo "FAILED: $*"
+    failures=$((failures + 1))
+}
+
+# run WANTED_STATUS TEXT_ON_STDERR arguments...
+run() {
+    wanted=$1 text=$2
+    shift 2
+    "$sparda" validate "$@" > "$dir/out" 2> "$dir/err"
+    status=$?
+    [ $status = "$wanted" ] || fail "exit $status, not $wanted: validate $*
+$(cat "$dir/err")"
+    grep -q -- "$text" "$dir/err" "$dir/out" || fail "no '$text' from: validate $*
+$(cat "$dir/err")"
+}
+
+no_report() {
+    [ ! -e "$1/validation_report.json" ] && [ ! -e "$1/validation_report.html" ] ||
+        fail "a report is in $1 after an error"
+}
+
+quick="--set validate.samples=2 --set validate.lengths=[256] --set validate.lm_rows=3
+       --set threads=1"
+
+# ---- wrong input ----
+run 0 'Exit status' --help
+run 2 '--report DIR' --base "$base" --forecast "$forecast"
+run 2 'unknown argument' --base "$base" --forecast "$forecast" --report "$dir/r" --fast
+run 2 'needs a value' --base
+run 2 'no_such_key' --base "$base" --forecast "$forecast" --report "$dir/r" --set no_such_key=1
+run 2 "$dir/none" --base "$dir/none" --forecast "$forecast" --report "$dir/r" $quick
+run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r" $quick
+mkdir "$dir/empty"
+run 2 'holds no export' --base "$base" --forecast "$dir/empty" --report "$dir/r" $quick
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n' > "$dir/lfs.safetensors"
+run 2 'lfs.safetensors' --base "$base" --forecast "$dir/lfs.safetensors" --report "$dir/r" $quick
+run 2 '8192 positions' --base "$base" --forecast "$forecast" --report "$dir/r" \
+    --set 'validate.lengths=[256, 9000]'
+run 2 'must divide' --base "$base" --forecast "$forecast" --report "$dir/r" $quick \
+    --set training_kernel_stride=3
+no_report "$dir/r"
+
+# ---- a failed check: one bit of the exported tensors ----
+mkdir "$dir/export"
+cp "$forecast" "$dir/export/forecast.safetensors"
+hash=0000000000000000000000000000000000000000000000000000000000000000
+printf '{"tensors":[{"name":"model.layers.2.self_attn.q_future_proj.weight","sha256":"%s"}]}\n' \
+    $hash > "$dir/export/sparda_config.json"
+run 1 'failed E1: forecast.safetensors: model.layers.2' --base "$base" --forecast "$dir/export" --report "$dir/r1" $quick
+[ -s "$dir/r1/validation_report.json" ] || fail "no report after a failed check"
+grep -q '"status": "fail"' "$dir/r1/validation_report.json" || fail "the report does not say fail"
+
+# ---- an error removes what an earlier run left ----
+run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r1" $quick
+no_report "$dir/r1"
+
+# ---- another base model ----
+printf '{"base":{"weights_sha256":"%s"}}\n' $hash > "$dir/export/sparda_config.json"
+run 1 'another base model' --base "$base" --forecast "$dir/export" --report "$dir/r1" $quick
+
+# ---- a good one ----
+run 0 'trained Forecast' --base "$base" --forecast "$forecast" --report "$dir/good" $quick
+json=$dir/good/validation_report.json
+for key in '"schema": "sparda.validation/1"' '"backbone_sha256"' '"k_effective": 10' \
+    '"k_chosen": 6' '"id": "P6"' '"task": "var"' '"per_layer"' '"lm_loss"' '"miss_curve"'; do
+    grep -q -- "$key" "$json" || fail "the report lacks $key"
+done
+tail -c 20 "$dir/good/validation_report.html" | grep -q '</html>' || fail "the page is cut"
+[ "$(tail -n 2 "$dir/err" | grep -c 'random blocks')" = 1 ] || fail "the table is not last"
+[ -s "$dir/out" ] && fail "something was printed on stdout"
+
+# Soft gates missed by 50 steps of training: only --strict minds.
+grep -q pass_with_warnings "$json" || fail "expected warnings of a briefly trained Forecast"
+run 1 'FAILED' --base "$base" --forecast "$forecast" --report "$dir/strict" --strict $quick
+
+[ $failures = 0 ] && echo "all passed"
+exit $failures
