@@ -297,6 +297,8 @@ static void rotary_tables_are_the_golden_ones(void **state) {
     assert_true(test_max_abs_error(sines, want_sin, 256 * 32) < 5e-5);
     free(cosines);
     free(sines);
+    free(want_cos);
+    free(want_sin);
     sp_rope_table_free(&t);
 }
 
