@@ -111,8 +111,8 @@ static void describe_sparse(const sp_model_desc *d, sp_text *t) {
     sp_selection s = sp_model_selection(d, false);
     sp_text_add(t,
                 "\nselection   %lld blocks of %lld tokens per query and KV head (topk %lld + "
-                "window_size/block_size %lld); always among them: the first %lld, the query's own "
-                "and the %lld before it\n",
+                "window_size/block_size %lld), always with %lld initial, the query's own and %lld "
+                "before it\n",
                 (long long)s.topk, (long long)s.block, (long long)c.topk, (long long)s.local_blocks,
                 (long long)s.init_blocks, (long long)s.local_blocks);
     sp_text_add(t,

@@ -10,6 +10,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 static const int64_t GROUP_BYTES = 1 << 30;
 
@@ -182,6 +184,16 @@ static sp_status make_jobs(const sp_model_desc *d, const sp_model *m, const sp_s
     return SP_OK;
 }
 
+// Gives the pages of a tensor back, so that the process never seems to hold the whole model; they
+// stay in the page cache while there is room.
+static void forget(const sp_st_tensor *t) {
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uint8_t *data = (uint8_t *)t->data, *end = data + t->bytes;
+    data += (page - (uintptr_t)data % page) % page;
+    end -= (uintptr_t)end % page;
+    if (data < end) madvise(data, (size_t)(end - data), MADV_DONTNEED);
+}
+
 // Checks, hashes and (with a model) uploads all jobs.
 static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp_model *m,
                           const sp_model_load_options *o) {
@@ -207,6 +219,7 @@ static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp
                                 (long long)j->first_bad, j->bad_value);
             if (m && p.count == 0)
                 SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
+            forget(j->t);
         }
         done_bytes += bytes;
         if (o->progress)

@@ -15,18 +15,20 @@ void sp_rope_values(const sp_model_desc *d, int64_t sequence_positions, float *c
     const double *factor =
         sequence_positions > d->original_max_positions ? d->rope_long : d->rope_short;
     float attention = (float)d->rope_attention_factor;
-    int64_t half = d->heads.head_dim / 2;
+    int64_t half = d->heads.head_dim / 2, strip = 256;
 #pragma omp parallel for schedule(static)
-    for (int64_t m = 0; m < half; m++) {
-        float exponent = (float)(2 * m) / (float)d->heads.head_dim;
-        float base = 1.0f / (float)pow(d->rope_theta, exponent);
-        float inverse = factor ? 1.0f / (float)factor[m] : 1.0f;
-        for (int64_t t = 0; t < sequence_positions; t++) {
-            volatile float scaled = (float)t * inverse; // no fused or wider arithmetic
-            float angle = scaled * base;
-            // Through double: correct to the last fp32 bit whatever the library's cosf does.
-            cos_out[t * half + m] = (float)cos((double)angle) * attention;
-            sin_out[t * half + m] = (float)sin((double)angle) * attention;
+    for (int64_t t0 = 0; t0 < sequence_positions; t0 += strip) {
+        int64_t t1 = t0 + strip < sequence_positions ? t0 + strip : sequence_positions;
+        for (int64_t m = 0; m < half; m++) {
+            float exponent = (float)(2 * m) / (float)d->heads.head_dim;
+            float base = 1.0f / (float)pow(d->rope_theta, exponent);
+            float inverse = factor ? 1.0f / (float)factor[m] : 1.0f;
+            for (int64_t t = t0; t < t1; t++) {
+                float angle = ((float)t * inverse) * base;
+                // Through double: right to the last fp32 bit whatever the library's cosf does.
+                cos_out[t * half + m] = (float)cos((double)angle) * attention;
+                sin_out[t * half + m] = (float)sin((double)angle) * attention;
+            }
         }
     }
 }
