@@ -42,10 +42,17 @@ static sp_tensor random_weight(uint64_t *state, int64_t rows, int64_t cols, floa
 }
 
 const sp_model *test_random_model(const sp_model_desc *desc, uint64_t seed) {
-    sp_model_desc *d;
-    sp_model *m;
-    assert_ok(sp_alloc(&d, 1, sizeof *d, "description"));
-    assert_ok(sp_alloc(&m, 1, sizeof *m, "model"));
+    static struct random_model {
+        sp_model model;
+        sp_model_desc desc;
+        struct random_model *before;
+    } * all; // kept to the end
+    struct random_model *r;
+    assert_ok(sp_alloc(&r, 1, sizeof *r, "model"));
+    r->before = all;
+    all = r;
+    sp_model_desc *d = &r->desc;
+    sp_model *m = &r->model;
     *d = *desc;
     *m = (sp_model){.desc = d, .backend = test_backend()};
     assert_ok(sp_alloc(&m->layer, d->layers, sizeof *m->layer, "layers"));
