@@ -77,7 +77,8 @@ void sp_trainer_header(const sp_trainer *t) {
     sp_info("sparda %s (%s, %s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_COMPILER,
             SPARDA_BUILD_TYPE);
     options(t);
-    sp_info("rank %d of %d on %s, local rank %d of %d", r->rank, r->size, r->host, r->local_rank,
+    sp_info("ranks       %d on %lld host%s; this one is %d, on %s number %d of %d", r->size,
+            (long long)t->hosts, t->hosts == 1 ? "" : "s", r->rank, r->host, r->local_rank,
             r->local_size);
     if (r->note) sp_info("  %s", r->note);
     sp_info("backend     %s", sp_backend_description(t->backend));

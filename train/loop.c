@@ -41,8 +41,7 @@ static sp_status add_gradients(sp_trainer *t) {
     for (int64_t i = 0; i < t->batch.per_rank; i++) {
         sp_sample s;
         SP_TRY(sp_loader_next(t->loader, &s));
-        if (!s.tokens && s.n == 0 && s.index == 0 && !s.id)
-            return sp_error(SP_ENVIRONMENT, "the loader ended before the run");
+        if (!s.tokens) return sp_error(SP_ENVIRONMENT, "the loader ended before the run");
         if (s.n < least) {
             tell_skipped(t, &s);
             counts(t)[SKIPPED]++;
@@ -142,6 +141,7 @@ static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
     t->at.tokens += (int64_t)counts(t)[TOKENS];
     t->at.used_rows += (int64_t)used;
     t->at.skipped_rows += (int64_t)counts(t)[SKIPPED];
+    t->peak_bytes = most[1];
     double seconds = sp_now() - start;
     *m = (sp_step_metrics){.step = t->at.step,
                            .layers = L,
@@ -299,34 +299,51 @@ sp_status sp_trainer_loop(sp_trainer *t) {
 
 // ---- end ----------------------------------------------------------------------------------------
 
-static sp_status export_and_validate(sp_trainer *t) {
+static sp_status export_run(sp_trainer *t, const char *dir) {
+    sp_export_args e = {
+        .out_dir = dir, .safetensors = true, .pt = true, .base = t->config->base, .force = true};
+    SP_TRY(sp_export(t->newest, &e));
+    sp_info("exported    %s", dir);
+    sp_run_set(&t->folder, "export", json_string("export"));
+    return SP_OK;
+}
+
+static sp_status validate_run(sp_trainer *t, const char *dir) {
     const sp_config *c = t->config;
-    char *dir = sp_run_path(&t->folder, "export");
-    if (!dir) return sp_error(SP_ENVIRONMENT, "out of memory");
-    sp_status st = SP_OK;
-    if (c->after_training & SP_AFTER_EXPORT) {
-        sp_export_args e = {
-            .out_dir = dir, .safetensors = true, .pt = true, .base = c->base, .force = true};
-        SP_GO(sp_export(t->newest, &e));
-        sp_info("exported    %s", dir);
-        sp_run_set(&t->folder, "export", json_string("export"));
-    }
-    if (c->after_training & SP_AFTER_VALIDATE) {
-        sp_validate_args v = {.base = c->base,
-                              .forecast = dir,
-                              .report = dir,
-                              .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
-                              .config = c};
-        st = sp_validate(&v);
-        sp_run_set(&t->folder, "validation",
-                   json_string(st == SP_OK             ? "passed"
-                               : st == SP_CHECK_FAILED ? "failed"
-                                                       : "did not run"));
-        if (st != SP_OK && st != SP_CHECK_FAILED) SP_GO(st);
-    }
-done:
-    free(dir);
+    sp_validate_args v = {.base = c->base,
+                          .forecast = dir,
+                          .report = dir,
+                          .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
+                          .config = c};
+    sp_status st = sp_validate(&v);
+    if (st == SP_OK || st == SP_CHECK_FAILED)
+        sp_run_set(&t->folder, "validation", json_string(st == SP_OK ? "passed" : "failed"));
     return st;
+}
+
+// after_training. A signal is looked at between the two; what it leaves out, a resume does.
+static sp_status export_and_validate(sp_trainer *t) {
+    unsigned what = t->config->after_training;
+    char *dir = sp_run_path(&t->folder, "export");
+    sp_status st = dir ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (st == SP_OK && (what & SP_AFTER_EXPORT)) st = export_run(t, dir);
+    if (st == SP_OK && (what & SP_AFTER_VALIDATE) && !sp_signals_stop()) st = validate_run(t, dir);
+    free(dir);
+    t->stopped = what && sp_signals_stop();
+    return st;
+}
+
+static sp_status tell_stopped(sp_trainer *t) {
+    const char *why = sp_signals_name()[0] ? sp_signals_name()
+                      : out_of_time(t)     ? "time_limit_min"
+                                           : "a signal to another rank";
+    sp_run_set(&t->folder, "status", json_string("stopped"));
+    sp_run_set(&t->folder, "stopped_by", json_string(why));
+    SP_TRY(sp_run_write_info(&t->folder));
+    sp_info("stopped by %s after step %lld of %lld, saved in %s", why, (long long)t->at.step,
+            (long long)t->config->steps, t->newest);
+    sp_info("continue with: %s --out %s --resume", t->args->command, t->folder.dir);
+    return SP_OK;
 }
 
 static sp_status finish_on_root(sp_trainer *t) {
@@ -335,22 +352,14 @@ static sp_status finish_on_root(sp_trainer *t) {
                 (long long)t->at.skipped_rows, (long long)(t->at.skipped_rows + t->at.used_rows),
                 (long long)sp_distill_min_tokens(t->desc));
     sp_run_set(&t->folder, "step", json_integer(t->at.step));
-    if (t->stopped) {
-        const char *why = sp_signals_name()[0] ? sp_signals_name()
-                          : out_of_time(t)     ? "time_limit_min"
-                                               : "a signal to another rank";
-        sp_run_set(&t->folder, "status", json_string("stopped"));
-        sp_run_set(&t->folder, "stopped_by", json_string(why));
-        SP_TRY(sp_run_write_info(&t->folder));
-        sp_info("stopped by %s after step %lld of %lld, saved in %s", why, (long long)t->at.step,
-                (long long)t->config->steps, t->newest);
-        sp_info("continue with: %s --out %s --resume", t->args->command, t->folder.dir);
-        return SP_OK;
-    }
-    sp_info("trained     %lld steps, %lld tokens; checkpoint %s", (long long)t->at.step,
-            (long long)t->at.tokens, t->newest);
+    sp_run_set(&t->folder, "skipped_rows", json_integer(t->at.skipped_rows));
+    if (t->stopped) return tell_stopped(t);
+    sp_info("trained     %lld steps, %lld tokens, peak memory %.2f GiB; checkpoint %s",
+            (long long)t->at.step, (long long)t->at.tokens, (double)t->peak_bytes / 1073741824,
+            t->newest);
     sp_status st = export_and_validate(t);
     if (st != SP_OK && st != SP_CHECK_FAILED) return st;
+    if (t->stopped) return tell_stopped(t);
     sp_run_set(&t->folder, "status", json_string("finished"));
     SP_TRY(sp_run_write_info(&t->folder));
     sp_info("run folder  %s", t->folder.dir);
@@ -358,8 +367,8 @@ static sp_status finish_on_root(sp_trainer *t) {
 }
 
 sp_status sp_trainer_finish(sp_trainer *t) {
-    // What follows training needs memory of its own, and takes a while on one rank.
+    sp_trainer_release(t);
     sp_status st = t->ranks->rank == 0 ? finish_on_root(t) : SP_OK;
-    SP_TRY(sp_ranks_rest());
+    SP_TRY(sp_ranks_rest()); // exporting and validating takes a while
     return sp_ranks_agree(st);
 }

@@ -204,6 +204,10 @@ static sp_status plan_locally(sp_trainer *t) {
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     *t = (sp_trainer){.args = args, .began = sp_now(), .saved_step = -1, .folder.lock = -1};
     SP_TRY(sp_ranks_open(&t->ranks));
+    SP_TRY(sp_signals_catch(t->ranks->size > 1));
+    double hosts = t->ranks->local_rank == 0;
+    SP_TRY(sp_ranks_sum_doubles(&hosts, 1));
+    t->hosts = (int64_t)hosts;
     SP_TRY(load_config(t));
     SP_TRY(open_folder(t));
     SP_TRY(sp_ranks_agree(plan_locally(t)));
@@ -342,7 +346,7 @@ static sp_status open_outputs(sp_trainer *t) {
 sp_status sp_trainer_start(sp_trainer *t) {
     SP_TRY(sp_ranks_agree(prepare_folder(t)));
     SP_TRY(sp_ranks_agree(open_log(t)));
-    sp_signals_catch(t->ranks->size > 1);
+    sp_signals_arm(); // from here on there is something to save
     sp_trainer_header(t);
     SP_TRY(sp_ranks_agree(load_model(t)));
     SP_TRY(sp_ranks_same("the base model's weights", t->model->weights_sha256));
@@ -355,8 +359,25 @@ sp_status sp_trainer_start(sp_trainer *t) {
     return SP_OK;
 }
 
-void sp_trainer_close(sp_trainer *t, sp_status outcome) {
+void sp_trainer_release(sp_trainer *t) {
     sp_loader_close(t->loader);
+    sp_distill_close(t->distill);
+    sp_tensor_free(&t->master);
+    sp_tensor_free(&t->moment1);
+    sp_tensor_free(&t->moment2);
+    sp_tensor_free(&t->grad);
+    sp_forecast_device_free(&t->device);
+    sp_model_free(t->model);
+    sp_backend_close(t->backend);
+    t->loader = NULL;
+    t->distill = NULL;
+    t->device = (sp_forecast_device){0};
+    t->model = NULL;
+    t->backend = NULL;
+}
+
+void sp_trainer_close(sp_trainer *t, sp_status outcome) {
+    sp_trainer_release(t);
     if (t->ranks && t->ranks->rank == 0 && t->folder.written && outcome != SP_OK &&
         outcome != SP_CHECK_FAILED) {
         sp_run_set(&t->folder, "status", json_string("failed"));
@@ -372,15 +393,7 @@ void sp_trainer_close(sp_trainer *t, sp_status outcome) {
     }
     sp_metrics_close(t->metrics);
     sp_tensorboard_close(t->tensorboard);
-    sp_distill_close(t->distill);
-    sp_tensor_free(&t->master);
-    sp_tensor_free(&t->moment1);
-    sp_tensor_free(&t->moment2);
-    sp_tensor_free(&t->grad);
-    sp_forecast_device_free(&t->device);
     sp_forecast_free(&t->forecast);
-    sp_model_free(t->model);
-    sp_backend_close(t->backend);
     sp_train_state_free(&t->state);
     free(t->moments[0]);
     free(t->moments[1]);

@@ -1,15 +1,20 @@
 // Stop signals. See signals.h.
 #include "train/signals.h"
 
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t first; // number of the first signal; 0 = none yet
+static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
+enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
+
+static atomic_bool armed, tolerate_echo;
+static atomic_int first; // number of the first signal; 0 = none yet
 static struct timespec first_time;
-static bool tolerate_echo;
 
 static double seconds_since(const struct timespec *t) {
     struct timespec now;
@@ -17,27 +22,53 @@ static double seconds_since(const struct timespec *t) {
     return (double)(now.tv_sec - t->tv_sec) + 1e-9 * (double)(now.tv_nsec - t->tv_nsec);
 }
 
-static void on_signal(int number) {
-    if (!first) {
-        clock_gettime(CLOCK_MONOTONIC, &first_time);
-        first = number;
-        return;
-    }
-    if (tolerate_echo && seconds_since(&first_time) < 0.1) return;
-    static const char text[] = "sparda: second signal, ending at once; work since the last "
-                               "checkpoint is lost\n";
-    if (write(2, text, sizeof text - 1) < 0) { /* nothing can be done about it here */
-    }
+static void end_now(int number) {
+    static const char text[] =
+        "sparda: second signal, ending at once; work since the last checkpoint is lost\n";
+    // Nothing can be done about a failed write here.
+    ssize_t written = armed ? write(2, text, sizeof text - 1) : 0;
+    (void)written;
     _exit(number == SIGINT ? 130 : 143);
 }
 
-void sp_signals_catch(bool launched) {
+// Only ever runs in threads with a stack of their own: see signals.h.
+static void on_signal(int number) {
+    if (!armed) end_now(number);
+    if (!first) {
+        clock_gettime(CLOCK_MONOTONIC, &first_time);
+        first = number;
+    } else if (!tolerate_echo || seconds_since(&first_time) >= 0.1) {
+        end_now(number);
+    }
+}
+
+static void *take_signals(void *set) {
+    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    for (;;) pause();
+    return NULL;
+}
+
+sp_status sp_signals_catch(bool launched) {
+    static sigset_t set; // outlives the thread's start
+    static bool caught;
     tolerate_echo = launched;
+    if (caught) return SP_OK;
+    sigemptyset(&set);
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigfillset(&a.sa_mask); // handlers do not interrupt each other
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGINT, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
+    for (int i = 0; i < N_NUMBERS; i++) sigaddset(&set, numbers[i]);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    pthread_t thread;
+    int e = pthread_create(&thread, NULL, take_signals, &set);
+    if (e) return sp_error(SP_ENVIRONMENT, "cannot start the signal thread: %s", strerror(e));
+    pthread_detach(thread);
+    for (int i = 0; i < N_NUMBERS; i++) sigaction(numbers[i], &a, NULL);
+    caught = true;
+    return SP_OK;
+}
+
+void sp_signals_arm(void) {
+    armed = true;
 }
 
 bool sp_signals_stop(void) {

@@ -46,7 +46,8 @@ typedef struct sp_position {
 typedef struct sp_trainer {
     const sp_train_args *args;
     const sp_ranks *ranks;
-    double began; // sp_now() of the command's start, for time_limit_min
+    double began;  // sp_now() of the command's start, for time_limit_min
+    int64_t hosts; // that the ranks run on
 
     // plan
     sp_config *config; // resolved
@@ -85,6 +86,7 @@ typedef struct sp_trainer {
     int64_t saved_step; // -1: nothing saved or resumed from
     char *newest;       // path of the newest checkpoint, or NULL; rank 0
     bool stopped;       // by a signal or the time limit
+    int64_t peak_bytes; // of the last step, the largest of all ranks
     int64_t told_skipped;
     bool tensorboard_failed, metrics_failed;
 } sp_trainer;
@@ -94,6 +96,9 @@ void sp_trainer_header(const sp_trainer *t); // not collective: each rank writes
 sp_status sp_trainer_start(sp_trainer *t);
 sp_status sp_trainer_loop(sp_trainer *t);
 sp_status sp_trainer_finish(sp_trainer *t);
+// Frees loader, model, tensors and backend: what follows training has needs of its own. Not
+// collective.
+void sp_trainer_release(sp_trainer *t);
 // Not collective. `outcome` is that of the run: a failure goes into run.json.
 void sp_trainer_close(sp_trainer *t, sp_status outcome);
 

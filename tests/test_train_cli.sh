@@ -1,0 +1,173 @@
+#!/bin/sh
+# ctest: timeout=300
+# sparda train: arguments, refusals, exit statuses, the run folder.
+# shellcheck disable=SC1091,SC2034,SC2154
+sparda=$1
+. "$(dirname "$0")/train.sh"
+
+# ---- arguments ------------------------------------------------------------------------------------
+check 0 "$sparda" train --help
+has out '--resume=auto'
+has out 'global_batch'
+empty err
+check 2 "$sparda" train
+has err 'no configuration'
+check 2 train r --wrong --resume --force
+has err 'unknown option --wrong'
+has err 'exclude each other'
+check 2 "$sparda" train "$work/c.yaml" --resume
+has err 'needs --out'
+check 2 train r --set
+has err '--set needs a value'
+check 2 "$sparda" train "$work/none.yaml" --out "$work/r"
+has err 'none.yaml'
+check 2 "$sparda" train --set "base=$base" --out "$work/r"
+has err 'data missing'
+
+# A printed configuration prints the same again.
+check 0 train r --print-config --set lr=0.25
+has out '^lr: 0.25'
+sed 's/ *#.*//' "$work/out" >"$work/first"
+cp "$work/out" "$work/printed.yaml"
+check 0 "$sparda" train "$work/printed.yaml" --print-config
+sed 's/ *#.*//' "$work/out" | cmp - "$work/first" >"$work/err" || complain 'print-config changes'
+
+# ---- refusals before anything is written ----------------------------------------------------------
+check 2 train r --set seq_len=9000 --set micro_batch=3 --set training_kernel_stride=3
+has err 'seq_len 9000 is beyond the 8192 positions'
+has err 'global_batch 4 is not a multiple of ranks 1 x micro_batch 3'
+has err 'stride'
+check 2 train r --set seq_len=7
+has err 'below one compression window of 8 tokens'
+check 2 train r --set "base=$work/none"
+has err "$work/none"
+check 2 train r --set "data=[{path: $work/none}]"
+has err "$work/none"
+check 2 train r --set global_batch=0
+has err 'global_batch'
+check 2 env SLURM_NTASKS=4 SLURM_PROCID=2 "$sparda" train "$work/c.yaml" --out "$work/r"
+has err 'announces 4 tasks, but this process finds 1'
+check 2 env PMI_SIZE=2 "$sparda" train "$work/c.yaml" --out "$work/r"
+has err 'announces 2 tasks, but this process finds 1'
+check 2 train r --resume
+has err 'nothing to resume'
+[ ! -e "$work/r" ] || complain 'a refused run left a folder'
+
+check 0 train r --dry-run
+has err 'parameters  4590848 in the base model'
+has err 'predicted'
+has err 'dry run'
+has err 'lr: 0.002'
+[ ! -e "$work/r" ] || complain 'a dry run left a folder'
+
+# ---- the run folder -------------------------------------------------------------------------------
+# The base model's parameters, options with their source, data and backend stand in the header.
+check 0 train r --set steps=5 --set keep_last=2 --set eval_every_steps=4 --set "eval_data=[$work/corpus]" \
+    --set eval_rows=2 --set save_every_steps=1
+for text in '^sparda [0-9]' 'c.yaml:[0-9]' '--set' 'backend *cpu' 'SGEMM' 'held out' 'rows' 'memory' \
+    'step *kl *grad norm'; do
+    has err "$text"
+done
+empty out
+for file in config.resolved.yaml run.json metrics.jsonl log/rank-0.log checkpoints/latest \
+    checkpoints/step-0000004.h5 checkpoints/step-0000005.h5; do
+    [ -s "$work/r/$file" ] || complain "$file is missing"
+done
+[ "$(ls "$work/r/checkpoints")" = "latest
+step-0000004.h5
+step-0000005.h5" ] || complain "checkpoints: $(ls "$work/r/checkpoints")"
+[ "$(cat "$work/r/checkpoints/latest")" = step-0000005.h5 ] || complain 'latest'
+[ -n "$(ls "$work/r/tb")" ] || complain 'no event file'
+[ "$(find "$work/r" -name '.*' ! -path "$work/r" | wc -l)" = 0 ] || complain 'hidden files are left'
+[ "$(lines r)" = 5 ] || complain 'not one line per step'
+[ "$(grep -c '"eval/recall_layers"' "$work/r/metrics.jsonl")" = 2 ] || complain 'eval at 4 and the end'
+[ "$(status_of r)" = finished ] || complain "status $(status_of r)"
+check 0 "$sparda" train "$work/r/config.resolved.yaml" --print-config
+
+# Not empty: refused, and nothing is touched.
+find "$work/r" -type f -exec cksum {} + | sort >"$work/before"
+check 2 train r
+has err 'not empty'
+check 2 train r --resume --set lr=1e-3 --set seed=7 --set global_batch=8
+has err 'lr: 0.002 -> 0.001'
+has err 'seed: 42 -> 7'
+has err 'global_batch: 4 -> 8'
+check 2 train r --resume --set steps=5 --set "data=[$work/corpus]"
+has err 'data'
+check 2 train r --resume --set steps=4
+has err '5 steps are already done'
+check 0 train r --resume --set steps=5
+has err 'finished run'
+find "$work/r" -type f -exec cksum {} + | sort | cmp - "$work/before" >"$work/out" ||
+    complain 'a refused run changed the folder'
+
+# What alters no number may change.
+check 0 train r --resume --set steps=6 --set micro_batch=2 --set save_every_steps=3 --set keep_last=5
+[ "$(lines r)" = 6 ] || complain 'resumed metrics'
+[ -s "$work/r/checkpoints/step-0000005.h5" ] || complain 'the checkpoint resumed from is gone'
+# A longer run may not change a warm-up that was already used.
+check 0 train w --set steps=20 --set warmup_steps=4 --set save_every_steps=100 --set global_batch=1
+check 2 train w --resume --set steps=40 --set warmup_steps=4 --set global_batch=1
+has err 'warm-up (2 -> 4 steps)'
+
+# --force moves the old run aside and deletes nothing.
+check 0 train r --force --set steps=1
+[ -s "$work/r/old-1/checkpoints/step-0000006.h5" ] || complain 'the old checkpoints are gone'
+[ "$(ls "$work/r/checkpoints")" = "latest
+step-0000001.h5" ] || complain 'new checkpoints'
+[ "$(lines r)" = 1 ] || complain 'old metrics under a new run'
+check 0 train r --force --set steps=1
+[ -s "$work/r/old-2/checkpoints/step-0000001.h5" ] || complain 'old-2'
+
+# --resume=auto starts anew where nothing is.
+check 0 train auto --resume=auto --set steps=2
+[ "$(lines auto)" = 2 ] || complain 'auto'
+# A relative path and the default folder.
+(cd "$work" && "$sparda" train c.yaml --set steps=1 --set name=fun) >"$work/out" 2>"$work/err" ||
+    complain 'default folder'
+[ -s "$work"/runs/fun-*/checkpoints/step-0000001.h5 ] || complain 'runs/<name>-<time>'
+
+# ---- two runs, one folder -------------------------------------------------------------------------
+start lock --set steps=100000 --set save_every_steps=2
+await lock 3
+check 2 train lock --set steps=100000 --resume
+has err 'in use by another run'
+has err "process $pid"
+check 2 train lock --force
+has err 'in use'
+kill -9 $pid
+ended 137 'a killed run'
+steps=$(($(latest_step lock) + 1))
+check 0 train lock --set steps=$steps --resume # the dead owner's lock is taken over
+[ "$(lines lock)" = $steps ] || complain 'steps after the kill'
+
+# ---- rows below one window ------------------------------------------------------------------------
+"$sparda" data synth --out "$work/below" --rows 4 --seq-len 5 2>"$work/err" || complain 'data synth'
+check 0 train tiny --set "data=[$work/below]" --set steps=2
+has err 'no sample of the batch holds a whole window'
+has err '8 of 8 samples were below one window of 8 tokens'
+[ "$(lines tiny)" = 2 ] || complain 'steps without used rows count'
+grep -q '"train/kl":0.0,.*"train/grad_norm":0.0,.*"train/tokens":0,' "$work/tiny/metrics.jsonl" ||
+    complain 'a step without used rows'
+! grep -q nonfinite "$work/tiny/metrics.jsonl" || complain 'nonfinite'
+# They keep their place, and are not in the mean: of four rows in order, one is too short.
+check 0 train mixed --set "data=[$work/below, $work/corpus]" --set data_order=sequential --set steps=2 \
+    --set global_batch=5
+grep -q '"step":1,.*"train/tokens":128,' "$work/mixed/metrics.jsonl" || complain 'tokens of used rows'
+check 0 train only --set "data=[$work/corpus]" --set data_order=sequential --set steps=1 \
+    --set global_batch=1
+kl() { sed -n '1s/.*\("train\/kl":[^,]*\),.*\("train\/grad_norm":[^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"; }
+[ -n "$(kl only)" ] && [ "$(kl only)" = "$(kl mixed)" ] ||
+    complain "mean over used rows: $(kl only), $(kl mixed)"
+
+# ---- a full disk: a limit on file size stands for it ----------------------------------------------
+# Metrics fit, checkpoints do not: the run goes on, and its end fails with status 3.
+small() { (ulimit -f 400 && train "$@"); }
+check 3 small full --set steps=4
+has err 'warning: step 2 could not be saved, the run goes on'
+has err 'step 4 is done but could not be saved'
+[ "$(lines full)" = 4 ] || complain 'steps with a full disk'
+[ "$(status_of full)" = failed ] || complain 'status of a failed run'
+[ -z "$(ls -A "$work/full/checkpoints")" ] || complain 'half a checkpoint is left'
+
+finish
