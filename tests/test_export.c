@@ -21,7 +21,8 @@ static char *in_tmp(const char *name) {
     return p;
 }
 
-// A run folder with one checkpoint, step 30, of random weights that are no bf16 numbers.
+// A run folder (inside the temporary folder if the path is relative) with one checkpoint, step 30,
+// of random weights that are no bf16 numbers.
 static char *make_run(const char *name, const char *base) {
     sp_model_desc *d;
     sp_train_state s = {.step = 30,
@@ -504,7 +505,13 @@ static void wrong_checkpoints(void **unused) {
     free(empty), free(out), free(pt), free(missing);
 }
 
-int main(void) {
+// "test_export RUN_DIR" makes a run folder for the scripts that test the commands.
+int main(int argc, char **argv) {
+    if (argc == 2) {
+        set_up(NULL);
+        free(make_run(argv[1], base_dir));
+        return tear_down(NULL);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_and_purity),
         cmocka_unit_test(weights_and_metadata),

@@ -1,0 +1,106 @@
+#!/bin/sh
+# shellcheck disable=SC1091,SC2154
+# `sparda info` on every kind of file and folder, and on things that are none of them.
+. "$(dirname "$0")/check.sh"
+sparda=$1
+"$(dirname "$sparda")/tests/test_export" "$work/run" || complain "no run folder"
+
+check 0 "$sparda" info --help
+has out 'sparda info PATH'
+check 2 "$sparda" info
+check 2 "$sparda" info a b
+check 2 "$sparda" info --json
+has err "unknown option '--json'"
+check 2 "$sparda" info "$work/nothing"
+has err 'does not exist'
+
+# ---- states and runs
+state=$work/run/checkpoints/step-0000030.h5
+check 0 "$sparda" info "$state"
+has out 'training state'
+has out 'step 30 (30 updates), 960 samples, 983040 tokens'
+has out '6 trained matrices \[128,256\] fp32 and one unused, 196608 parameters, no moments'
+has out 'base model tiny-base: 6 layers, hidden 256, 8 query heads, 2 KV heads of 64'
+has out '85a376ac3925b5a6bcb45d7c41462b59f4ec9272ba14b720deb93e9ba6f82edd'
+has out 'kernel 8/4, block 16, init 1, window 32, topk 8'
+empty err
+printf '{"status": "stopped", "steps": 30}\n' >"$work/run/run.json"
+printf '{"step": 29}\n{"step": 30, "train/kl": 1.5}\n' >"$work/run/metrics.jsonl"
+head -c 5000 "$state" >"$work/run/checkpoints/step-0000040.h5"
+check 0 "$sparda" info "$work/run"
+has out 'run folder'
+has out 'status: "stopped"'
+has out 'metrics.jsonl: 2 lines, the last: {"step": 30, "train/kl": 1.5}'
+has out 'step-0000030.h5, .* step 30$'
+has out 'step-0000040.h5, .*not readable: .*truncated'
+has out 'newest: step-0000030.h5'
+check 2 "$sparda" info "$work/run/checkpoints/step-0000040.h5"
+has err 'not a complete HDF5 file'
+
+# ---- exports and models
+check 0 "$sparda" export "$work/run" --out "$work/e" --no-parity
+check 0 "$sparda" info "$work/e"
+has out 'exported Forecast'
+has out 'training: {"step":30'
+has out '7 tensors recorded'
+has out 'forecast.pt, '
+check 0 "$sparda" info "$work/e/forecast.safetensors"
+has out '7 tensors, 229376 elements; 7 Forecast matrices'
+has out 'metadata sparda.step: 30'
+has out 'model.layers.0.self_attn.q_curr_proj.weight BF16 \[128,256\]'
+check 0 "$sparda" info "$work/e/forecast.pt"
+has out 'torch checkpoint'
+has out '7 Forecast matrices'
+has out "'step': 30"
+has out "'topk': 8"
+check 0 "$sparda" info "$root/tests/pt/ckpt-7.pt"
+has out "'rng_state': a dictionary of 3"
+has out "q_curr_proj.weight': a tensor bfloat16 \[8,6\]"
+check 2 "$sparda" info "$root/tests/pt/legacy.pt"
+has err 'old format'
+check 0 "$sparda" info "$root/data/tiny-base"
+has out 'model folder'
+has out '256'
+lacks out 'not usable'
+check 0 "$sparda" export "$work/run" --out "$work/m" --no-parity --merge "$root/data/tiny-base"
+check 0 "$sparda" info "$work/m"
+has out 'model folder'
+has out 'exported Forecast'
+mkdir "$work/half"
+printf '{"model_type": "llama"}' >"$work/half/config.json"
+check 0 "$sparda" info "$work/half"
+has out 'not usable as a base model'
+
+# ---- token data
+check 0 "$sparda" data synth --out "$work/data" --rows 3 --seq-len 256 --seed 1
+for shard in "$work"/data/*.h5; do
+    check 0 "$sparda" info "$shard"
+    has out 'token data'
+    has out '3 rows, 768 tokens'
+done
+check 0 "$sparda" info "$work/data"
+has out '3 rows, 768 tokens'
+check 0 "$sparda" info "$root/tests/mds/raw/ledger"
+has out 'token data'
+check 0 "$sparda" info "$root/tests/mds/raw"
+has out 'prose-code: '
+
+# ---- none of them
+printf 'hello world, this is nothing' >"$work/text"
+check 2 "$sparda" info "$work/text"
+has err "first bytes are 68 65 6c .*'hello world, thi'"
+has err 'It reads: training states'
+: >"$work/zero"
+check 2 "$sparda" info "$work/zero"
+printf 'version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n' >"$work/lfs"
+check 2 "$sparda" info "$work/lfs"
+has err 'LFS'
+printf '<!DOCTYPE html>' >"$work/page.safetensors"
+check 2 "$sparda" info "$work/page.safetensors"
+has err 'HTML'
+mkdir "$work/none"
+check 2 "$sparda" info "$work/none"
+: >"$work/none/a.txt"
+check 2 "$sparda" info "$work/none"
+has err 'it holds a.txt'
+finish
