@@ -172,9 +172,18 @@ static sp_status cpu_copy(sp_tensor dst, sp_tensor src) {
 }
 
 static sp_status cpu_fill(sp_tensor dst, float value) {
-    for (int64_t r = 0; r < dst.rows; r++)
-        for (int64_t c = 0; c < dst.cols; c++)
-            convert(row_of(dst, r) + c * sp_dtype_size(dst.dtype), dst.dtype, &value, SP_F32, 1);
+    sp_cpu *cpu = sp_cpu_of(dst);
+    char one[4];
+    convert(one, dst.dtype, &value, SP_F32, 1);
+    int64_t size = sp_dtype_size(dst.dtype);
+#pragma omp parallel for num_threads(cpu->threads) schedule(static)
+    for (int64_t r = 0; r < dst.rows; r++) {
+        char *row = row_of(dst, r);
+        if (size == 4)
+            for (int64_t c = 0; c < dst.cols; c++) memcpy(row + 4 * c, one, 4);
+        else
+            for (int64_t c = 0; c < dst.cols; c++) memcpy(row + 2 * c, one, 2);
+    }
     return SP_OK;
 }
 

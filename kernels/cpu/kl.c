@@ -46,21 +46,21 @@ static row_result row_kl(cell *cells, int64_t n, int64_t entries, double p_out, 
         C += floored((double)cells[m].p * to_x);
         C_t += floored((double)cells[m].a * to_t);
     }
-    // ln(t~/p~) = ln(t/x) + ln(C/C_t)
-    const double log_ratio = log(C / C_t);
-    const double t_rest_final = floored(t_rest) / C_t;
-    double loss = t_rest_final * (log(floored(t_rest) / floored(x_rest)) + log_ratio) +
-                  padding * floor_e / C_t * log_ratio;
-
-    const double b_rest = x_rest >= floor_e ? 1 / C - t_rest_final / x_rest : 0;
+    // With the floored, not yet normalised entries t and x and their ratio q = t/x:
+    // t~ ln(t~/p~) = (t ln q + t ln(C/C_t)) / C_t, and the second terms sum to ln(C/C_t).
+    const double q_rest = floored(t_rest) / floored(x_rest), to_b = 1 / C_t;
+    double sum = floored(t_rest) * log(q_rest);
+    const double b_rest = x_rest >= floor_e ? 1 / C - q_rest * to_b : 0;
     double mean = b_rest * p_out; // "abar" of 7.4
     for (int64_t m = 0; m < n; m++) {
-        double x = (double)cells[m].p * to_x, t = floored((double)cells[m].a * to_t) / C_t;
-        loss += t * (log(t * C_t / floored(x)) + log_ratio);
-        double b = x >= floor_e ? 1 / C - t / x : 0;
+        double x = (double)cells[m].p * to_x, t = floored((double)cells[m].a * to_t);
+        double q = t / floored(x);
+        sum += t * log(q);
+        double b = x >= floor_e ? 1 / C - q * to_b : 0;
         mean += (double)cells[m].p * b;
         cells[m].dz = (float)b;
     }
+    double loss = sum * to_b + log(C / C_t);
     row_result result = {.loss = loss};
     if (gradient == SP_KL_EXACT) {
         for (int64_t m = 0; m < n; m++)
@@ -70,7 +70,8 @@ static row_result row_kl(cell *cells, int64_t n, int64_t entries, double p_out, 
     } else { // 7.3
         for (int64_t m = 0; m < n; m++)
             cells[m].dz = (float)(((double)cells[m].p - (double)cells[m].a * to_t) * weight);
-        result.outside = p_out > 0 ? (float)((1 - t_rest / p_out) * weight) : 0;
+        // A remainder this small has no cells that fp32 could share the gradient among.
+        result.outside = p_out > 0x1p-100 ? (float)((1 - t_rest / p_out) * weight) : 0;
     }
     return result;
 }

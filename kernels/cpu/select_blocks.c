@@ -1,34 +1,41 @@
 // Block lists: the best k blocks of every row and KV head, ascending (training.md 5.2).
 //
-// The score of the last block taken is found by selection, then one pass over the blocks collects
-// everything above it and, from the left, as many of its equals as there is room for: the order is
-// ascending and ties go to the lower index by construction.
+// A threshold is found by bisection over integers that order like the scores, then one pass over
+// the blocks collects everything above it and, from the left, as many of its equals as there is
+// room for: the order is ascending and ties go to the lower index by construction. Counting has no
+// branches and is vectorised, which a few hundred blocks repay against quickselect.
 #include "kernels/cpu/cpu.h"
 
-// The value of rank k (0 = largest) of x[n], which is reordered.
-static float nth_largest(float *x, int64_t n, int64_t k) {
-    int64_t lo = 0, hi = n - 1;
-    while (lo < hi) {
-        float a = x[lo], b = x[lo + (hi - lo) / 2], c = x[hi];
-        float pivot = a > b ? (b > c ? b : (a > c ? c : a)) : (a > c ? a : (b > c ? c : b));
-        int64_t i = lo, j = hi;
-        while (i <= j) {
-            while (x[i] > pivot) i++;
-            while (x[j] < pivot) j--;
-            if (i <= j) {
-                float t = x[i];
-                x[i++] = x[j];
-                x[j--] = t;
-            }
-        }
-        if (k <= j)
-            hi = j;
-        else if (k >= i)
-            lo = i;
-        else
-            return x[k];
+#include <string.h>
+
+// Integers that compare like the scores; both zeros give 0. No score is NaN.
+static void keys_of(const float *scores, int64_t n, int32_t *keys) {
+    for (int64_t b = 0; b < n; b++) {
+        float score = scores[b] + 0.0f;
+        int32_t bits;
+        memcpy(&bits, &score, sizeof bits);
+        keys[b] = bits >= 0 ? bits : bits ^ INT32_MAX;
     }
-    return x[k];
+}
+
+static int64_t count_from(const int32_t *keys, int64_t n, int32_t least) {
+    int32_t count = 0; // as wide as the keys: vectors of equal length
+    for (int64_t b = 0; b < n; b++) count += keys[b] >= least;
+    return count;
+}
+
+// The largest t with at least k keys >= t; or any t with exactly k of them, which is as good.
+static int32_t threshold_of(const int32_t *keys, int64_t n, int64_t k) {
+    int64_t lo = INT32_MIN, hi = INT32_MAX;
+    while (lo < hi) {
+        int64_t mid = lo + (hi - lo + 1) / 2, count = count_from(keys, n, (int32_t)mid);
+        if (count == k) return (int32_t)mid;
+        if (count > k)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return (int32_t)lo;
 }
 
 sp_status sp_cpu_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads,
@@ -41,15 +48,16 @@ sp_status sp_cpu_select_blocks(const sp_selection *s, sp_grid deployed, int64_t 
         for (int64_t h = 0; h < kv_heads; h++) {
             int32_t *list = sp_row_i32(lists, r) + h * s->topk;
             int64_t qb = (i0 + r) / s->block, n = 0;
-            float *scores = sp_cpu_private(cpu), *order = scores + nb;
+            float *scores = sp_cpu_private(cpu);
+            int32_t *keys = (int32_t *)(scores + nb);
             sp_cpu_row_block_scores(s, deployed, sp_row_f32(a, r) + h * n_d, n_d, i0 + r, nb,
                                     scores);
-            for (int64_t b = 0; b < nb; b++) order[b] = scores[b];
-            float last = nth_largest(order, nb, k - 1);
-            int64_t room = k; // for blocks that equal the last one
-            for (int64_t b = 0; b < nb; b++) room -= scores[b] > last;
+            keys_of(scores, nb, keys);
+            int32_t last = threshold_of(keys, nb, k);
+            int64_t above = last == INT32_MAX ? 0 : count_from(keys, nb, last + 1);
+            int64_t room = k - above; // for blocks that equal the last one
             for (int64_t b = 0; b < nb && b <= qb; b++)
-                if (scores[b] > last || (scores[b] == last && room-- > 0)) list[n++] = (int32_t)b;
+                if (keys[b] > last || (keys[b] == last && room-- > 0)) list[n++] = (int32_t)b;
             while (n < s->topk) list[n++] = -1; // blocks of the future and empty slots
         }
     return SP_OK;

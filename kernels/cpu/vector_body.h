@@ -54,10 +54,10 @@ INLINE float horizontal_sum(v x) {
 }
 
 // exp(x) = 2^n e^r with n = round(x / ln 2), |r| <= ln(2)/2. ln 2 is split so that n*high is exact;
-// e^r is a minimax polynomial of degree 6 (relative error 3.1e-9 before rounding). Results below
-// 2^-125 are flushed to 0, which also covers -inf.
-INLINE v exp_of(v x) {
-    const float round_to_int = 0x1.8p23f, lowest = -86.9f, highest = 0x1.62e42ep+6f;
+// e^r is a minimax polynomial of degree 6 (relative error 3.1e-9 before rounding). `bias` is what
+// the exponent field of 2^n holds for n = 0; the low bits of `shifted` hold n.
+INLINE v exp_times(v x, uint32_t bias) {
+    const float round_to_int = 0x1.8p23f;
     v shifted = x * 0x1.715476p+0f + round_to_int;
     v n = shifted - round_to_int;
     v r = x - n * 0x1.62ep-1f;   // 12 bits: exact product for |n| < 2^12
@@ -68,11 +68,21 @@ INLINE v exp_of(v x) {
     p = p * r + 0x1.fffffcp-2f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    // n - 1 in the exponent field and a factor 2: n may be 128. The low bits of `shifted` hold n.
-    v half_scale = (v)(((vu)shifted << 23) + (126u << 23));
-    v y = p * half_scale * 2.0f;
+    return p * (v)(((vu)shifted << 23) + (bias << 23));
+}
+
+// Results below 2^-125 are flushed to 0, which also covers -inf.
+static const float lowest = -86.9f, highest = 0x1.62e42ep+6f;
+
+INLINE v exp_of(v x) {
+    v y = exp_times(x, 126) * 2.0f; // n may be 128, one too many for the exponent field
     y = choose(x < splat(lowest), splat(0), y);
     return choose(x > splat(highest), splat(INFINITY), y);
+}
+
+// For x <= 0 only, where nothing overflows: a softmax after its maximum was subtracted.
+INLINE v exp_of_negative(v x) {
+    return choose(x < splat(lowest), splat(0), exp_times(x, 127));
 }
 
 // ---- small matrix product -----------------------------------------------------------------------
@@ -105,11 +115,17 @@ INLINE void gemm_tile(int MR, int NV, int64_t k, const float *a, int64_t am, int
 INLINE void gemm_strip(int NV, int64_t m, int64_t k, const float *a, int64_t am, int64_t ak,
                        const float *b, int64_t ldb, float *c, int64_t ldc, bool accumulate) {
     int64_t i = 0;
-    for (; i + 4 <= m; i += 4)
-        gemm_tile(4, NV, k, a + i * am, am, ak, b, ldb, c + i * ldc, ldc, accumulate);
+    for (; i + 6 <= m; i += 6)
+        gemm_tile(6, NV, k, a + i * am, am, ak, b, ldb, c + i * ldc, ldc, accumulate);
     a += i * am;
     c += i * ldc;
     switch (m - i) {
+    case 5:
+        gemm_tile(5, NV, k, a, am, ak, b, ldb, c, ldc, accumulate);
+        break;
+    case 4:
+        gemm_tile(4, NV, k, a, am, ak, b, ldb, c, ldc, accumulate);
+        break;
     case 3:
         gemm_tile(3, NV, k, a, am, ak, b, ldb, c, ldc, accumulate);
         break;
@@ -167,7 +183,8 @@ INLINE void exp_columns(float *s, int64_t n, v m0, v m1, v *sum0, v *sum1) {
         int64_t end = start + 64 < n ? start + 64 : n;
         v c0 = splat(0), c1 = splat(0);
         for (int64_t j = start; j < end; j++) {
-            v e0 = exp_of(load(s + j * L) - m0), e1 = exp_of(load(s + j * L + W) - m1);
+            v e0 = exp_of_negative(load(s + j * L) - m0),
+              e1 = exp_of_negative(load(s + j * L + W) - m1);
             store(s + j * L, e0);
             store(s + j * L + W, e1);
             c0 += e0;
@@ -201,7 +218,7 @@ static void online_columns(float *s, int64_t n, const int64_t *visible, float *m
     v old0 = load(max), old1 = load(max + W), m0 = old0, m1 = old1;
     max_columns(s, n, &m0, &m1);
     v f0 = finite_max(m0), f1 = finite_max(m1);
-    v r0 = exp_of(old0 - f0), r1 = exp_of(old1 - f1);
+    v r0 = exp_of_negative(old0 - f0), r1 = exp_of_negative(old1 - f1);
     v s0 = splat(0), s1 = s0;
     exp_columns(s, n, f0, f1, &s0, &s1);
     store(max, m0);
@@ -283,14 +300,14 @@ static float softmax_row(float *x, int64_t n) {
     if (m == -INFINITY) m = 0;
     v sv = splat(0);
     for (i = 0; i + W <= n; i += W) {
-        v e = exp_of(load(x + i) - m);
+        v e = exp_of_negative(load(x + i) - m);
         store(x + i, e);
         sv += e;
     }
     if (i < n) {
         float rest[W];
         for (int l = 0; l < W; l++) rest[l] = i + l < n ? x[i + l] : -INFINITY;
-        v e = exp_of(load(rest) - m);
+        v e = exp_of_negative(load(rest) - m);
         store(rest, e);
         for (int l = 0; i + l < n; l++) x[i + l] = rest[l];
         sv += e;
