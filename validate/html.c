@@ -50,7 +50,8 @@ static const char style[] =
     "dl{display:grid;grid-template-columns:max-content 1fr;gap:2px 16px;margin:0;font-size:13.5px}"
     "dt{color:var(--soft);max-width:240px}dd{margin:0;overflow-wrap:anywhere}"
     "footer{margin-top:40px;font-size:12.5px;color:var(--soft)}"
-    "@media(max-width:640px){main{padding:18px 14px 32px}.verdict{font-size:25px}"
+    "@media(max-width:640px){dl.skips{grid-template-columns:1fr}dl.skips dd{margin:0 0 10px}"
+    "main{padding:18px 14px 32px}.verdict{font-size:25px}"
     "table.checks thead{display:none}table.checks tr{display:block;padding:8px 0;"
     "border-bottom:1px solid var(--line)}table.checks td{display:inline;border:0;padding:0 6px 0 0}"
     "table.checks td.n{text-align:left;white-space:normal}table.checks td.w{display:block}}"
@@ -360,18 +361,18 @@ static void selector_table(sp_text *t, json_t *root) {
         sp_text_add(t, "<br>%.0f</th>", sp_json_at(o, "len"));
     }
     json_array_foreach(lengths, i, o)
-        sp_text_add(t, "<th class=\"n\">recall<br>%.0f</th><th class=\"n\">LM loss<br>%.0f</th>",
-                    sp_json_at(o, "len"), sp_json_at(o, "len"));
+        sp_text_add(t, "<th class=\"n\">recall<br>%.0f</th>", sp_json_at(o, "len"));
+    json_array_foreach(lengths, i, o)
+        sp_text_add(t, "<th class=\"n\">LM loss<br>%.0f</th>", sp_json_at(o, "len"));
     sp_text_add(t, "</tr></thead><tbody>");
     for (int k = 0; k < SELECTORS; k++) {
         const char *key = selector[k].key;
         sp_text_add(t, "<tr%s><td>%s</td>", strcmp(key, "forecast") == 0 ? " class=\"hl\"" : "",
                     selector[k].name);
         json_array_foreach(needles, i, o) cell_number(t, sp_json_at(o, key), "%.3f");
-        json_array_foreach(lengths, i, o) {
-            cell_number(t, sp_selector_recall(o, key), "%.3f");
+        json_array_foreach(lengths, i, o) cell_number(t, sp_selector_recall(o, key), "%.3f");
+        json_array_foreach(lengths, i, o)
             cell_number(t, loss_of(root, sp_json_at(o, "len"), key), "%.4f");
-        }
         sp_text_add(t, "</tr>");
     }
     sp_text_add(t, "</tbody></table></div>");
@@ -435,7 +436,8 @@ static void skipped_rows(sp_text *t, json_t *root) {
                 strcmp(text_at(o, "status"), "skip") == 0 && strcmp(text_at(o, "reason"), why) == 0;
         }
         if (seen) continue;
-        if (!open) sp_text_add(t, "<h3 style=\"margin-top:20px\">Not run here</h3><dl>");
+        if (!open)
+            sp_text_add(t, "<h3 style=\"margin-top:20px\">Not run here</h3><dl class=\"skips\">");
         open = true;
         element(t, "dt", "class=\"why\"", why);
         sp_text_add(t, "<dd>");
