@@ -119,13 +119,13 @@ const sp_option sp_options[] = {
     INT("max_nonfinite_steps", "10", 1, MANY, "optimiser steps", CHANGES, max_nonfinite_steps,
         "so many updates in a row skipped for a gradient that is not finite end the run"),
 
-    INT("validate.samples", "128", 1, MANY, "sequences", CHANGES, validate.samples,
-        "needle sequences per task and length"),
+    INT("validate.samples", "32", 1, MANY, "sequences", CHANGES, validate.samples,
+        "needle sequences per task and length; the standard set is 128"),
     {"validate.lengths", "[]", "tokens", "",
      "sequence lengths to validate at; []: chosen from the model", SP_OPT_INT_LIST, CHANGES,
      AT(validate.lengths), 1, TOKENS, 0, 0},
-    INT("validate.lm_rows", "32", 1, MANY, "sequences", CHANGES, validate.lm_rows,
-        "sequences of the language-model loss per length"),
+    INT("validate.lm_rows", "16", 1, MANY, "sequences", CHANGES, validate.lm_rows,
+        "text sequences per length (recall, logits, language-model loss); the standard set is 32"),
 };
 const int sp_option_count = sizeof sp_options / sizeof sp_options[0];
 

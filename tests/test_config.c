@@ -88,7 +88,7 @@ static void defaults(void **state) {
     assert_string_equal(c->backend, "auto");
     assert_string_equal(c->name, "run");
     assert_int_equal(c->after_training, 0);
-    assert_int_equal(c->validate.samples, 128);
+    assert_int_equal(c->validate.samples, 32);
     for (int i = 0; i < sp_option_count; i++) assert_null(c->source[i]);
     sp_config_free(c);
 }
@@ -151,7 +151,7 @@ static void values_from_a_file(void **state) {
     assert_int_equal(c->validate.lengths.n, 2);
     assert_int_equal(c->validate.lengths.value[1], 1024);
     assert_int_equal(c->validate.samples, 3);
-    assert_int_equal(c->validate.lm_rows, 32);
+    assert_int_equal(c->validate.lm_rows, 16);
     assert_null(c->init_from);
     free(model), free(a), free(held);
     sp_config_free(c);
