@@ -98,10 +98,20 @@ float *test_values(uint64_t *seed, int64_t n, float lo, float hi) {
     return v;
 }
 
+extern const sp_vector test_vector_wide;
+
+const sp_vector *const *test_vectors(void) {
+    static const sp_vector *list[8];
+    int n = 0;
+    for (const sp_vector *const *v = sp_vector_all(); *v; v++) list[n++] = *v;
+    list[n] = &test_vector_wide;
+    return list;
+}
+
 void test_each_isa(sp_backend *be, void (*body)(sp_backend *be)) {
     sp_cpu *cpu = (sp_cpu *)be;
     const sp_vector *best = cpu->vec;
-    for (const sp_vector *const *v = sp_vector_all(); *v; v++) {
+    for (const sp_vector *const *v = test_vectors(); *v; v++) {
         cpu->vec = *v;
         print_message("           %s\n", cpu->vec->isa);
         body(be);

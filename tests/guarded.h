@@ -26,7 +26,10 @@ void test_drop(test_guarded *g); // an input: checks the surroundings, frees
 // n random values in [lo, hi); caller frees.
 float *test_values(uint64_t *seed, int64_t n, float lo, float hi);
 
-// Runs `body` with every set of inner loops that this machine has.
+// Every set of inner loops that this machine can run and one that emulates AVX-512's width;
+// NULL-terminated.
+const struct sp_vector *const *test_vectors(void);
+// Runs `body` with each of them.
 void test_each_isa(sp_backend *be, void (*body)(sp_backend *be));
 
 // Group `key` of tests/golden/examples.json; borrowed, lives until the process ends.

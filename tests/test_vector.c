@@ -1,4 +1,5 @@
-// The inner loops by themselves, in every instruction set that this machine has.
+// The inner loops by themselves, in every instruction set that this machine has and emulated at
+// the width of AVX-512.
 #include "kernels/cpu/vector.h"
 #include "tests/guarded.h"
 #include "tests/reference.h"
@@ -9,7 +10,7 @@
 #include <string.h>
 
 #define EACH(v)                                                                                    \
-    const sp_vector *const *all_ = sp_vector_all(), *v;                                            \
+    const sp_vector *const *all_ = test_vectors(), *v;                                             \
     (v = *all_);                                                                                   \
     all_++
 

@@ -35,11 +35,11 @@ INLINE v choose(vi mask, v a, v b) {
     return (v)((mask & (vi)a) | (~mask & (vi)b));
 }
 INLINE v max2(v a, v b) { // b if either is NaN
-#if SP_WIDTH == 16
+#if SP_WIDTH == 16 && defined(__AVX512F__)
     return (v)_mm512_max_ps((__m512)a, (__m512)b);
-#elif SP_WIDTH == 8
+#elif SP_WIDTH == 8 && defined(__AVX__)
     return (v)_mm256_max_ps((__m256)a, (__m256)b);
-#elif defined(__SSE2__)
+#elif SP_WIDTH == 4 && defined(__SSE2__)
     return (v)_mm_max_ps((__m128)a, (__m128)b);
 #else
     return choose(a > b, a, b);
