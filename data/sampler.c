@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CYCLE_MAX = 10000, ROUNDS = 6 };
+enum { CYCLE_MAX = 10000, ROUNDS = 8 };
 static const uint64_t golden = 0x9e3779b97f4a7c15u;
 
 typedef struct units {
