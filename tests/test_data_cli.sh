@@ -1,0 +1,111 @@
+# `sparda data`: what it makes, what it says, what it refuses.
+set -u
+sparda=$1
+source=$(cd "$(dirname "$0")/.." && pwd)
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+fail() {
+    echo "FAILED: $*"
+    failed=1
+}
+
+# run STATUS COMMAND...: output in $dir/out and $dir/err
+run() {
+    want=$1
+    shift
+    "$@" >"$dir/out" 2>"$dir/err"
+    got=$?
+    [ "$got" = "$want" ] || { fail "$* ended with $got, expected $want"; cat "$dir/err"; }
+}
+
+says() { # FILE TEXT
+    grep -qF -- "$2" "$dir/$1" || { fail "std$1 lacks '$2':"; cat "$dir/$1"; }
+}
+
+# ---- synth, and info on what it made
+run 0 "$sparda" data synth --out "$dir/a" --rows 10 --seq-len 256 --seed 5 --shards 3
+says err "10 rows of 256 tokens (2560 in all) in 3 shards; seed 5"
+[ "$(ls -A "$dir/a" | tr '\n' ' ')" = "shard-00000.h5 shard-00001.h5 shard-00002.h5 " ] ||
+    fail "unexpected files: $(ls -A "$dir/a")"
+run 0 "$sparda" data info "$dir/a"
+says out "10 rows, 2560 tokens in 3 files"
+says out "tokenizer synthetic-1024, vocabulary 1024"
+run 0 "$sparda" data info "$dir/a" --json
+says out '"rows": 10,'
+says out '"tokens": 2560,'
+says out '"name": "synthetic",'
+[ -s "$dir/err" ] && fail "info --json wrote to stderr"
+
+# the same again is the same files; another seed, rate or mean length is not
+run 0 "$sparda" data synth --out="$dir/b" --rows=10 --seq-len=256 --seed=5 --shards=3
+for f in 0 1 2; do
+    cmp "$dir/a/shard-0000$f.h5" "$dir/b/shard-0000$f.h5" || fail "two runs differ"
+done
+for option in "--seed 6" "--question-rate 0.5" "--mean-doc 40" "--ledger-share 0.5" "--prose-share 0.5"; do
+    rm -rf "$dir/c"
+    # shellcheck disable=SC2086
+    run 0 "$sparda" data synth --out "$dir/c" --rows 10 --seq-len 256 --seed 5 --shards 3 $option
+    cmp -s "$dir/a/shard-00000.h5" "$dir/c/shard-00000.h5" && fail "$option has no effect"
+done
+
+# ---- a folder that is not empty
+run 2 "$sparda" data synth --out "$dir/a" --rows 4 --seq-len 64
+says err "is not empty"
+run 0 "$sparda" data synth --out "$dir/a" --rows 4 --seq-len 64 --force
+[ "$(ls -A "$dir/a")" = "shard-00000.h5" ] || fail "--force left $(ls -A "$dir/a")"
+run 0 "$sparda" data info "$dir/a" --json
+says out '"tokens": 256,'
+
+# ---- MDS
+run 0 "$sparda" data info "$source/tests/mds/raw"
+says out "64 rows, 160325 tokens in 10 files"
+grep -qE '^ledger +40 +17680 ' "$dir/out" || fail "no line for the domain ledger"
+run 2 "$sparda" data info "$source/tests/mds/zstd"
+says err "compressed (zstd:7)"
+
+# ---- wrong arguments
+run 2 "$sparda" data
+run 2 "$sparda" data import x
+says err "unknown data command 'import'; this version has synth, info"
+run 2 "$sparda" data synth --rows 3
+says err "--out DIR is missing"
+run 2 "$sparda" data synth --out "$dir/x" --rows 3x
+says err "--rows takes a whole number, found '3x'"
+run 2 "$sparda" data synth --out "$dir/x" --rows
+run 2 "$sparda" data synth --out "$dir/x" --rows 99999999999999999999
+run 2 "$sparda" data synth --out "$dir/x" --seed -1
+run 2 "$sparda" data synth --out "$dir/x" --rows 0
+run 2 "$sparda" data synth --out "$dir/x" --rows 4611686018427387904 --seq-len 2048
+run 2 "$sparda" data synth --out "$dir/x" --rows 3 --shards 4
+run 2 "$sparda" data synth --out "$dir/x" --question-rate nan
+run 2 "$sparda" data synth --out "$dir/x" --question-rate 2 --mean-doc 1
+says err "question rate 2"
+says err "mean document length 1"
+run 2 "$sparda" data synth --out "$dir/x" --row 3
+says err "unknown option '--row'"
+run 2 "$sparda" data synth --out "$dir/x" extra
+run 2 "$sparda" data info
+run 2 "$sparda" data info "$dir/nothing"
+says err "nothing does not exist"
+[ -e "$dir/x" ] && fail "wrong arguments made a folder"
+run 0 "$sparda" data --help
+says out "sparda data synth"
+run 0 "$sparda" data synth --help
+
+# ---- no room: nothing of the failed set remains
+(
+    ulimit -f 2048 # 1 or 2 MiB, by the shell
+    "$sparda" data synth --out "$dir/full" --rows 3000 --seq-len 1024 --shards 2 >"$dir/out" 2>"$dir/err"
+)
+got=$?
+[ $got = 3 ] || fail "a full disk ended with $got, expected 3"
+says err "File too large"
+[ -z "$(ls -A "$dir/full")" ] || fail "left behind: $(ls -A "$dir/full")"
+run 0 "$sparda" data synth --out "$dir/full" --rows 3000 --seq-len 1024 --shards 2
+run 3 "$sparda" data synth --out "$dir/huge" --rows 4000000000000 --seq-len 1024
+says err "MB are free"
+
+[ $failed = 0 ] && echo "all as expected"
+exit $failed
