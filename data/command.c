@@ -90,7 +90,10 @@ typedef struct synth {
     bool force;
 } synth;
 
-enum { SHARD_TOKENS = 1 << 26 }; // default size of a shard: 256 MiB
+enum {
+    SHARD_TOKENS = 1 << 26, // default size of a shard: 256 MiB
+    SHARDS_MAX = 100000,    // five digits in the names, which are read in name order
+};
 
 static sp_status check_synth(synth *s) {
     if (!s->out) return sp_error(SP_BAD_INPUT, "sparda data synth: --out DIR is missing");
@@ -99,9 +102,12 @@ static sp_status check_synth(synth *s) {
     if (s->rows < 1 || !sp_mul(s->rows, s->seq_len, &tokens) || tokens > INT64_MAX / 16)
         return sp_error(SP_BAD_INPUT, "sparda data synth: %lld rows of %lld tokens; give 1 or more",
                         (long long)s->rows, (long long)s->seq_len);
-    if (s->shards == 0) s->shards = 1 + (tokens - 1) / SHARD_TOKENS;
-    if (s->shards > s->rows && tokens > SHARD_TOKENS) s->shards = s->rows;
-    if (s->shards < 1 || s->shards > s->rows || s->shards > 100000)
+    if (s->shards == 0) {
+        s->shards = 1 + (tokens - 1) / SHARD_TOKENS;
+        if (s->shards > s->rows) s->shards = s->rows;
+        if (s->shards > SHARDS_MAX) s->shards = SHARDS_MAX;
+    }
+    if (s->shards < 1 || s->shards > s->rows || s->shards > SHARDS_MAX)
         return sp_error(
             SP_BAD_INPUT,
             "sparda data synth: %lld shards of %lld rows; give 1 to the number of rows, "
