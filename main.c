@@ -10,7 +10,9 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct command {
     const char *name, *usage, *help;
@@ -69,7 +71,17 @@ static sp_status flush_output(void) {
     return sp_error(SP_ENVIRONMENT, "cannot write to standard output: %s", strerror(errno));
 }
 
+// Threads that wait for others must sleep: when they spin, a machine that is busy with other programs
+// makes us many times slower (docs/notes/cpu-speed.md). The OpenMP library reads its policy before
+// main, so the program starts itself once more with it set. A user's own choice stays.
+static void wait_asleep(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+    // Not possible (no /proc): the same results, only slower on a busy machine.
+}
+
 int main(int argc, char **argv) {
+    wait_asleep(argv);
     signal(SIGXFSZ, SIG_IGN); // a file-size limit is then an error of write(), with a message
     sp_status st = run(argc, argv);
     if (st == SP_OK) st = flush_output();
