@@ -1,7 +1,7 @@
 // The distillation step: golden losses and gradients, and the properties that training relies on.
 #include "common/util.h"
 #include "model/selection.h"
-#include "tests/trainer.h"
+#include "tests/stepper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ static void golden_losses(void **state) {
     float *forecast = golden_f32("loss", "forecast.2", T0 * ROWS);
     float *student_p = golden_rows_f32("loss", "student_p.2", 1, HKV, T0, ND);
     float *dz = golden_rows_f32("loss", "dz.2", 1, HKV, T0, ND);
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     for (int64_t l = 0; l < L; l++) {
         sp_distill_probe p = {
             .layer = l,
@@ -46,7 +46,7 @@ static void golden_losses(void **state) {
             .forecast = test_filled(T0 * ROWS, "forecast"),
             .lists = test_filled(T0 * HKV * K, "lists"),
         };
-        float *g = trainer_gradient(&t, tokens, T0, 1, &p);
+        float *g = stepper_gradient(&t, tokens, T0, 1, &p);
         for (int64_t i = 0; i < L; i++) {
             assert_within("loss", t.loss[i], loss[i], 1e-5);
             assert_close("dW", g + i * ROWS * D, dW + i * ROWS * D, ROWS * D, 1e-5);
@@ -64,10 +64,10 @@ static void golden_losses(void **state) {
         free(p.lists), free(g);
     }
     // With its own lists: the one near tie of the sequence may fall either way.
-    float *g = trainer_gradient(&t, tokens, T0, 1, NULL);
+    float *g = stepper_gradient(&t, tokens, T0, 1, NULL);
     for (int64_t i = 0; i < L; i++) assert_within("loss", t.loss[i], loss[i], 1e-3);
     free(g);
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens), free(lists), free(A), free(cut_gap), free(row_loss), free(loss), free(dW);
     free(forecast), free(student_p), free(dz);
 }
@@ -83,17 +83,17 @@ static void golden_peaked(void **state) {
     float *dW2 = golden_f32("loss", "peaked.dW.2", ROWS * D);
     sp_distill_args ideal = plain;
     ideal.gradient = SP_KL_IDEAL;
-    trainer t = golden_trainer(&plain, 32), i = golden_trainer(&ideal, 32);
+    stepper t = golden_stepper(&plain, 32), i = golden_stepper(&ideal, 32);
     for (int64_t l = 0; l < L; l++) {
         sp_distill_probe p = {
             .layer = l, .fixed_lists = lists, .row_loss = test_filled(T0 * HKV, "row losses")};
-        float *g = trainer_gradient(&t, tokens, T0, 1, &p);
+        float *g = stepper_gradient(&t, tokens, T0, 1, &p);
         assert_within("peaked.loss", t.loss[l], loss[l], 1e-5);
         assert_close("peaked.row_loss", p.row_loss, row_loss + l * T0 * HKV, T0 * HKV, 1e-5);
         assert_within("peaked.dW_norm", test_norm(g + l * ROWS * D, ROWS * D), dW_norm[l], 1e-4);
         if (l == 2) {
             assert_close("peaked.dW.2", g + l * ROWS * D, dW2, ROWS * D, 1e-4);
-            float *gi = trainer_gradient(&i, tokens, T0, 1, &p);
+            float *gi = stepper_gradient(&i, tokens, T0, 1, &p);
             double off = test_rel_error(gi + l * ROWS * D, dW2, ROWS * D);
             assert_true(off > 0.10 && off < 0.12);
             assert_within("loss", i.loss[l], loss[l], 1e-5); // the loss keeps its floors
@@ -101,8 +101,8 @@ static void golden_peaked(void **state) {
         }
         free(p.row_loss), free(g);
     }
-    trainer_close(&t);
-    trainer_close(&i);
+    stepper_close(&t);
+    stepper_close(&i);
     free(tokens), free(lists), free(loss), free(dW_norm), free(row_loss), free(dW2);
 }
 
@@ -112,17 +112,17 @@ static void golden_ragged(void **state) {
     int32_t *lists = golden_rows_i32("ragged", "lists", L, HKV, RAGGED, K);
     float *cut_gap = golden_f32("ragged", "cut_gap", L * HKV * RAGGED);
     float *loss = golden_f32("ragged", "loss", L), *dW_norm = golden_f32("ragged", "dW_norm", L);
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     for (int64_t l = 0; l < L; l++) {
         sp_distill_probe p = {.layer = l, .lists = test_filled(RAGGED * HKV * K, "lists")};
-        float *g = trainer_gradient(&t, tokens, RAGGED, 1, &p);
+        float *g = stepper_gradient(&t, tokens, RAGGED, 1, &p);
         assert_lists("ragged lists", p.lists, lists + l * RAGGED * HKV * K,
                      cut_gap + l * HKV * RAGGED, RAGGED, HKV, K);
         assert_within("loss", t.loss[l], loss[l], 1e-5);
         assert_within("dW_norm", test_norm(g + l * ROWS * D, ROWS * D), dW_norm[l], 1e-5);
         free(p.lists), free(g);
     }
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens), free(lists), free(cut_gap), free(loss), free(dW_norm);
 }
 
@@ -137,12 +137,12 @@ static void golden_three_steps(void **state) {
     float *matrix_norm = golden_f32("adamw3", "matrix_grad_norm", STEPS * L);
     float *weights = golden_f32("adamw3", "weights", N);
     float *loss_after = golden_f32("adamw3", "loss_after", L);
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     sp_tensor w = test_upload(t.host.w, L * ROWS, D), m, v;
     assert_ok(sp_tensor_alloc(t.m->backend, SP_F32, L * ROWS, D, "m", &m));
     assert_ok(sp_tensor_alloc(t.m->backend, SP_F32, L * ROWS, D, "v", &v));
     for (int s = 0; s < STEPS; s++) {
-        float *g = trainer_gradient(&t, tokens + s * T0, T0, 1, NULL);
+        float *g = stepper_gradient(&t, tokens + s * T0, T0, 1, NULL);
         double squares;
         assert_ok(sp_sum_squares(t.grad, &squares));
         double total = sqrt(squares), coef = fmin(1, 0.5 / (total + 1e-6));
@@ -175,7 +175,7 @@ static void golden_three_steps(void **state) {
     sp_tensor_free(&w);
     sp_tensor_free(&m);
     sp_tensor_free(&v);
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens), free(golden), free(loss), free(grad_norm), free(clip), free(matrix_norm);
     free(weights), free(loss_after), free(got);
 }
@@ -187,20 +187,20 @@ static void scale_and_accumulation(void **state) {
     enum { N = L * ROWS * D };
     int32_t *tokens = golden_i32("forward", "tokens", T0);
     int32_t *ragged = golden_i32("ragged", "tokens", RAGGED);
-    trainer t = golden_trainer(&plain, 1);
-    float *one = trainer_gradient(&t, tokens, T0, 1, NULL),
-          *half = trainer_gradient(&t, tokens, T0, 0.5, NULL);
+    stepper t = golden_stepper(&plain, 1);
+    float *one = stepper_gradient(&t, tokens, T0, 1, NULL),
+          *half = stepper_gradient(&t, tokens, T0, 0.5, NULL);
     double loss = t.loss[3];
     for (int64_t i = 0; i < N; i++) half[i] *= 2;
     assert_close("twice the half", half, one, N, 1e-6);
-    float *two = trainer_gradient(&t, ragged, RAGGED, 1, NULL);
+    float *two = stepper_gradient(&t, ragged, RAGGED, 1, NULL);
     assert_ok(sp_distill_step(t.d, &t.w, tokens, T0, 1, &t.grad, t.loss)); // adds
     assert_true(t.loss[3] == loss);                                        // never scaled
     float *sum = test_download(t.grad);
     for (int64_t i = 0; i < N; i++) two[i] += one[i];
     assert_close("sum", sum, two, N, 1e-6);
     free(one), free(half), free(two), free(sum), free(tokens), free(ragged);
-    trainer_close(&t);
+    stepper_close(&t);
 }
 
 // One matrix sees one loss, and hidden states see no Forecast weight at all.
@@ -208,10 +208,10 @@ static void layers_are_independent(void **state) {
     (void)state;
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
     int64_t n = ROWS * D, cells = RAGGED * HKV * sp_windows((sp_grid){8, 4}, RAGGED);
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     sp_distill_probe before = {.layer = L - 1, .importance = test_filled(cells, "importance")};
     sp_distill_probe after = {.layer = L - 1, .importance = test_filled(cells, "importance")};
-    float *g = trainer_gradient(&t, tokens, RAGGED, 1, &before);
+    float *g = stepper_gradient(&t, tokens, RAGGED, 1, &before);
     double loss[L];
     memcpy(loss, t.loss, sizeof loss);
     enum { KEPT = 3 };
@@ -221,7 +221,7 @@ static void layers_are_independent(void **state) {
         for (int64_t i = 0; i < n; i++) w[i] = -2 * w[i] + 0.01f;
         assert_ok(sp_upload(t.w.w[l], w));
     }
-    float *g2 = trainer_gradient(&t, tokens, RAGGED, 1, &after);
+    float *g2 = stepper_gradient(&t, tokens, RAGGED, 1, &after);
     assert_memory_equal(before.importance, after.importance, (size_t)cells * sizeof(float));
     for (int64_t l = 0; l < L; l++) {
         bool same = memcmp(g + l * n, g2 + l * n, (size_t)n * sizeof *g) == 0;
@@ -229,7 +229,7 @@ static void layers_are_independent(void **state) {
         assert_int_equal(t.loss[l] == loss[l], l == KEPT);
     }
     free(before.importance), free(after.importance), free(g), free(g2), free(tokens);
-    trainer_close(&t);
+    stepper_close(&t);
 }
 
 static void every_length(void **state) {
@@ -237,13 +237,13 @@ static void every_length(void **state) {
     static const int64_t lengths[] = {1, 5, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 79, 203};
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
     static const sp_grid grids[] = {{2, 1}, {4, 2}, {8, 4}};
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     assert_int_equal(sp_distill_min_tokens(t.m->desc), 8);
     for (int i = 0; i < 3; i++) {
         assert_ok(sp_distill_set_teacher(t.d, grids[i]));
         for (size_t j = 0; j < sizeof lengths / sizeof *lengths; j++) {
             int64_t T = lengths[j];
-            float *g = trainer_gradient(&t, tokens, T, 1, NULL);
+            float *g = stepper_gradient(&t, tokens, T, 1, NULL);
             double size = test_norm(g, L * ROWS * D);
             assert_true(isfinite(size));
             // Rows before block I + W + 1 = 4 have nothing to learn from (training.md 7.2).
@@ -258,7 +258,7 @@ static void every_length(void **state) {
             free(g);
         }
     }
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens);
 }
 
@@ -268,23 +268,23 @@ static void every_tile(void **state) {
     static const int64_t tiles[] = {1, 7, 64};
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
     size_t bytes = RAGGED * HKV * K * sizeof(int32_t);
-    trainer whole = golden_trainer(&plain, 1);
+    stepper whole = golden_stepper(&plain, 1);
     sp_distill_probe a = {.layer = 4, .lists = test_filled(RAGGED * HKV * K, "lists")};
     sp_distill_probe b = {.layer = 4, .lists = test_filled(RAGGED * HKV * K, "lists")};
-    float *want = trainer_gradient(&whole, tokens, RAGGED, 1, &a);
+    float *want = stepper_gradient(&whole, tokens, RAGGED, 1, &a);
     for (int i = 0; i < 3; i++) {
         sp_distill_args args = plain;
         args.tile = tiles[i];
-        trainer t = golden_trainer(&args, 1);
-        float *g = trainer_gradient(&t, tokens, RAGGED, 1, &b);
+        stepper t = golden_stepper(&args, 1);
+        float *g = stepper_gradient(&t, tokens, RAGGED, 1, &b);
         assert_memory_equal(a.lists, b.lists, bytes);
         assert_memory_equal(t.loss, whole.loss, L * sizeof *t.loss);
         assert_memory_equal(g, want, L * ROWS * D * sizeof *g);
         free(g);
-        trainer_close(&t);
+        stepper_close(&t);
     }
     free(want), free(a.lists), free(b.lists), free(tokens);
-    trainer_close(&whole);
+    stepper_close(&whole);
 }
 
 // Layer 0 comes before the options can change the trajectory.
@@ -299,12 +299,12 @@ static void options_reach_the_step(void **state) {
     mean.align = SP_ALIGN_MEAN;
     sp_distill_probe p = {.importance = test_filled(T0 * HKV * ND, "importance"),
                           .lists = test_filled(T0 * HKV * K, "lists")};
-    trainer t = golden_trainer(&masked, 1);
-    free(trainer_gradient(&t, tokens, T0, 1, &p));
+    stepper t = golden_stepper(&masked, 1);
+    free(stepper_gradient(&t, tokens, T0, 1, &p));
     assert_lists("lists_masked", p.lists, lists_masked, cut_gap, T0, HKV, K);
-    trainer_close(&t);
-    t = golden_trainer(&mean, 1);
-    free(trainer_gradient(&t, tokens, T0, 1, &p));
+    stepper_close(&t);
+    t = golden_stepper(&mean, 1);
+    free(stepper_gradient(&t, tokens, T0, 1, &p));
     double sum = 0, sum_max = 0; // a mean of 5 lies between a fifth of the largest and the largest
     for (int64_t i = 0; i < T0 * HKV * ND; i++) {
         assert_true(p.importance[i] <= A[i] * 1.0001f && p.importance[i] >= A[i] * 0.1999f);
@@ -312,7 +312,7 @@ static void options_reach_the_step(void **state) {
         sum_max += A[i];
     }
     assert_true(sum < 0.8 * sum_max);
-    trainer_close(&t);
+    stepper_close(&t);
     free(p.importance), free(p.lists), free(tokens), free(lists_masked), free(cut_gap), free(A);
 }
 
@@ -320,17 +320,17 @@ static void same_bits_again(void **state) {
     (void)state;
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
     int32_t *other = golden_i32("forward", "tokens", T0);
-    trainer t = golden_trainer(&plain, 1);
-    float *one = trainer_gradient(&t, tokens, RAGGED, 1, NULL);
+    stepper t = golden_stepper(&plain, 1);
+    float *one = stepper_gradient(&t, tokens, RAGGED, 1, NULL);
     double loss[L];
     memcpy(loss, t.loss, sizeof loss);
-    free(trainer_gradient(&t, other, T0, 1,
+    free(stepper_gradient(&t, other, T0, 1,
                           NULL)); // nothing of a longer sequence may be left behind
-    float *two = trainer_gradient(&t, tokens, RAGGED, 1, NULL);
+    float *two = stepper_gradient(&t, tokens, RAGGED, 1, NULL);
     assert_memory_equal(one, two, L * ROWS * D * sizeof *one);
     assert_memory_equal(loss, t.loss, sizeof loss);
     free(one), free(two), free(tokens), free(other);
-    trainer_close(&t);
+    stepper_close(&t);
 }
 
 // Rows without a complete window have no teacher mass on the native grid: no loss (7.5).
@@ -338,11 +338,11 @@ static void native_grid_rows_without_teacher(void **state) {
     (void)state;
     int32_t *tokens = golden_i32("forward", "tokens", T0);
     const sp_distill_args native = {.teacher = {8, 4}};
-    trainer t = golden_trainer(&native, 1);
+    stepper t = golden_stepper(&native, 1);
     sp_distill_probe p = {.layer = 1,
                           .importance = test_filled(T0 * HKV * ND, "importance"),
                           .row_loss = test_filled(T0 * HKV, "row losses")};
-    free(trainer_gradient(&t, tokens, T0, 1, &p));
+    free(stepper_gradient(&t, tokens, T0, 1, &p));
     double sum = 0;
     for (int64_t i = 0; i < T0; i++)
         for (int64_t h = 0; h < HKV; h++) {
@@ -358,7 +358,7 @@ static void native_grid_rows_without_teacher(void **state) {
         }
     assert_within("loss", t.loss[1], sum / (HKV * T0), 1e-6);
     free(p.importance), free(p.row_loss), free(tokens);
-    trainer_close(&t);
+    stepper_close(&t);
 }
 
 // Sequences up to the original maximum use the short factor list, longer ones the long list,
@@ -375,22 +375,22 @@ static void rope_list_by_sequence(void **state) {
     desc.max_positions = 96;
     const sp_model *m = test_random_model(&desc, 3);
     int32_t *tokens = test_tokens(96, 4, desc.vocab);
-    trainer both = random_trainer(m, 96, &plain), only_short = random_trainer(m, 60, &plain);
-    trainer_losses(&both, tokens, 60, both.loss);
-    trainer_losses(&only_short, tokens, 60, only_short.loss);
+    stepper both = random_stepper(m, 96, &plain), only_short = random_stepper(m, 60, &plain);
+    stepper_losses(&both, tokens, 60, both.loss);
+    stepper_losses(&only_short, tokens, 60, only_short.loss);
     assert_within("short list", both.loss[1], only_short.loss[1], 1e-6);
-    trainer_losses(&both, tokens, 96, both.loss);
+    stepper_losses(&both, tokens, 96, both.loss);
     double with_long = both.loss[1];
-    trainer_close(&only_short);
+    stepper_close(&only_short);
 
     desc.rope_short = long_factor; // a model that has only this list
     desc.original_max_positions = 96;
     const sp_model *long_model = test_random_model(&desc, 3);
-    trainer only_long = random_trainer(long_model, 96, &plain);
-    trainer_losses(&only_long, tokens, 96, only_long.loss);
+    stepper only_long = random_stepper(long_model, 96, &plain);
+    stepper_losses(&only_long, tokens, 96, only_long.loss);
     assert_within("long list", with_long, only_long.loss[1], 1e-6);
-    trainer_close(&only_long);
-    trainer_close(&both);
+    stepper_close(&only_long);
+    stepper_close(&both);
     sp_distill *d;
     assert_fails(sp_distill_open(m, 97, &plain, &d), SP_BAD_INPUT, "97");
     sp_distill_args longer = plain;
@@ -405,31 +405,31 @@ static void memory_is_predicted_and_constant(void **state) {
     const sp_model *m = test_tiny_base();
     int32_t *tokens = golden_i32("forward", "tokens", T0);
     int64_t before = sp_backend_bytes(m->backend, NULL), peak, peak_after;
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     sp_tensor grad = t.grad;
     int64_t forecast = (L + 1) * ROWS * D * sp_dtype_size(sp_backend_storage(m->backend));
     int64_t used = sp_backend_bytes(m->backend, NULL) - before - forecast -
                    grad.rows * grad.cols * (int64_t)sizeof(float);
     int64_t predicted = sp_distill_bytes(m->desc, T0, sp_backend_storage(m->backend));
     assert_in_range(used, predicted, predicted + 32 * 4096); // alignment
-    free(trainer_gradient(&t, tokens, T0, 1, NULL));
+    free(stepper_gradient(&t, tokens, T0, 1, NULL));
     sp_backend_bytes(m->backend, &peak);
     int64_t now = sp_backend_bytes(m->backend, NULL);
-    free(trainer_gradient(&t, tokens, RAGGED, 1, NULL));
+    free(stepper_gradient(&t, tokens, RAGGED, 1, NULL));
     assert_int_equal(sp_backend_bytes(m->backend, &peak_after), now);
     assert_int_equal(peak_after, peak);
     // Twice the tokens take about twice the memory: nothing is quadratic.
     int64_t one = sp_distill_bytes(m->desc, 1 << 20, SP_BF16);
     int64_t two = sp_distill_bytes(m->desc, 1 << 21, SP_BF16);
     assert_true(two <= 2 * one + (2 << 20));
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens);
 }
 
 static void refusals(void **state) {
     (void)state;
     int32_t *tokens = golden_i32("forward", "tokens", T0);
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     assert_fails(sp_distill_set_teacher(t.d, (sp_grid){3, 3}), SP_BAD_INPUT, "3");
     assert_fails(sp_distill_step(t.d, &t.w, tokens, T0 + 1, 1, NULL, t.loss), SP_ENVIRONMENT,
                  "workspace");
@@ -438,7 +438,7 @@ static void refusals(void **state) {
                  "layers");
     tokens[100] = -1;
     assert_int_not_equal(sp_distill_step(t.d, &t.w, tokens, T0, 1, NULL, t.loss), SP_OK);
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens);
 }
 

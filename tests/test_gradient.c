@@ -1,7 +1,7 @@
 // The gradient of the distillation step against central differences of its loss, on the tiny base
 // and on models of other shapes.
 #include "common/util.h"
-#include "tests/trainer.h"
+#include "tests/stepper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@ enum { RAGGED = 203 };
 
 // Central difference of every layer's loss at once along `dir` (a unit vector per layer), each with
 // its own step: the loss of a layer depends on its own matrix only.
-static void directional(trainer *t, const int32_t *tokens, int64_t T, const float *dir,
+static void directional(stepper *t, const int32_t *tokens, int64_t T, const float *dir,
                         const double *eps, double *slope) {
     int64_t n = t->host.rows * t->host.cols, layers = t->host.layers;
     float *save = test_filled(layers * n, "weights");
@@ -22,18 +22,18 @@ static void directional(trainer *t, const int32_t *tokens, int64_t T, const floa
     for (int sign = -1; sign <= 1; sign += 2) {
         for (int64_t i = 0; i < layers * n; i++)
             t->host.w[i] = save[i] + (float)(sign * eps[i / n]) * dir[i];
-        trainer_losses(t, tokens, T, sign > 0 ? plus : minus);
+        stepper_losses(t, tokens, T, sign > 0 ? plus : minus);
     }
     for (int64_t l = 0; l < layers; l++) slope[l] = (plus[l] - minus[l]) / (2 * eps[l]);
     memcpy(t->host.w, save, (size_t)(layers * n) * sizeof *save);
-    trainer_losses(t, tokens, T, plus);
+    stepper_losses(t, tokens, T, plus);
     free(save), free(plus), free(minus);
 }
 
 // The loss is a float32 sum, good to about 1e-7: steps are chosen so that it moves by 1e-3 or so.
-static void check_gradient(trainer *t, const int32_t *tokens, int64_t T, const char *what) {
+static void check_gradient(stepper *t, const int32_t *tokens, int64_t T, const char *what) {
     int64_t n = t->host.rows * t->host.cols, layers = t->host.layers;
-    float *g = trainer_gradient(t, tokens, T, 1, NULL), *dir = test_filled(layers * n, "direction");
+    float *g = stepper_gradient(t, tokens, T, 1, NULL), *dir = test_filled(layers * n, "direction");
     double *size, *eps, *slope;
     assert_ok(sp_alloc(&size, layers, sizeof *size, "norms"));
     assert_ok(sp_alloc(&eps, layers, sizeof *eps, "steps"));
@@ -87,9 +87,9 @@ static void finite_differences_tiny(void **state) {
     };
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
     for (size_t i = 0; i < sizeof variant / sizeof *variant; i++) {
-        trainer t = golden_trainer(&variant[i].a, 1);
+        stepper t = golden_stepper(&variant[i].a, 1);
         check_gradient(&t, tokens, RAGGED, variant[i].what);
-        trainer_close(&t);
+        stepper_close(&t);
     }
     free(tokens);
 }
@@ -110,9 +110,9 @@ static void finite_differences_other_shapes(void **state) {
         const sp_model *m = test_random_model(&desc, 5 + i);
         int32_t *tokens = test_tokens(s->T, 7 + i, desc.vocab);
         sp_distill_args a = {.teacher = s->teacher};
-        trainer t = random_trainer(m, s->T, &a);
+        stepper t = random_stepper(m, s->T, &a);
         check_gradient(&t, tokens, s->T, s->what);
-        trainer_close(&t);
+        stepper_close(&t);
         free(tokens);
     }
 }

@@ -1,6 +1,6 @@
 // Block recall and mass recall of held-out evaluation.
 #include "common/util.h"
-#include "tests/trainer.h"
+#include "tests/stepper.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -54,13 +54,13 @@ static void recall_by_hand(void **state) {
     int32_t *tokens = golden_i32("forward", "tokens", T0);
     float *kd = golden_f32("forward", "kd", L * ND * ROWS);
     double recall[L], mass[L], rows[L];
-    trainer t = golden_trainer(&plain, 1);
+    stepper t = golden_stepper(&plain, 1);
     assert_ok(sp_distill_recall(t.d, &t.w, tokens, T0, recall, mass, rows));
     for (int l = 0; l < L; l++) {
         sp_distill_probe p = {.layer = l,
                               .importance = test_filled(T0 * HKV * ND, "importance"),
                               .forecast = test_filled(T0 * ROWS, "forecast")};
-        free(trainer_gradient(&t, tokens, T0, 1, &p));
+        free(stepper_gradient(&t, tokens, T0, 1, &p));
         double want_recall = 0, want_mass = 0, want_rows = 0;
         for (int64_t i = K * BLOCK; i < T0; i++)
             for (int64_t h = 0; h < HKV; h++) {
@@ -94,7 +94,7 @@ static void recall_by_hand(void **state) {
     for (int l = 0; l < L; l++) assert_true(recall[l] == 0 && mass[l] == 0 && rows[l] == 0);
     assert_ok(sp_distill_recall(t.d, &t.w, tokens, 5, recall, mass, rows));
     for (int l = 0; l < L; l++) assert_true(rows[l] == 0);
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens), free(kd);
 }
 
@@ -107,7 +107,7 @@ static void perfect_forecast_has_recall_one(void **state) {
     const sp_model *m = test_random_model(&desc, 11);
     int32_t *tokens = test_tokens(s.T, 12, desc.vocab);
     const sp_distill_args a = {.teacher = s.teacher};
-    trainer t = random_trainer(m, s.T, &a);
+    stepper t = random_stepper(m, s.T, &a);
     double recall[2], mass[2], rows[2];
     assert_ok(sp_distill_recall(t.d, &t.w, tokens, s.T, recall, mass, rows));
     // k = 4 + 2 blocks of 16: rows from 96 on, two heads each.
@@ -118,7 +118,7 @@ static void perfect_forecast_has_recall_one(void **state) {
     assert_within("recall", recall[0], rows[0], 1e-12);
     assert_within("mass recall", mass[0], rows[0], 1e-12);
     assert_true(recall[1] < 0.99 * rows[1]);
-    trainer_close(&t);
+    stepper_close(&t);
     free(tokens);
 }
 

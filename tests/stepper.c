@@ -1,12 +1,12 @@
-#include "tests/trainer.h"
+#include "tests/stepper.h"
 #include "common/util.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-trainer trainer_open(const sp_model *m, int64_t max_tokens, const sp_distill_args *a,
+stepper stepper_open(const sp_model *m, int64_t max_tokens, const sp_distill_args *a,
                      sp_forecast weights) {
-    trainer t = {.m = m, .host = weights};
+    stepper t = {.m = m, .host = weights};
     assert_ok(sp_distill_open(m, max_tokens, a, &t.d));
     assert_ok(sp_forecast_upload(m->backend, &t.host, &t.w));
     assert_ok(sp_tensor_alloc(m->backend, SP_F32, t.host.layers * t.host.rows, t.host.cols,
@@ -15,7 +15,7 @@ trainer trainer_open(const sp_model *m, int64_t max_tokens, const sp_distill_arg
     return t;
 }
 
-void trainer_close(trainer *t) {
+void stepper_close(stepper *t) {
     sp_distill_close(t->d);
     sp_forecast_free(&t->host);
     sp_forecast_device_free(&t->w);
@@ -23,11 +23,11 @@ void trainer_close(trainer *t) {
     free(t->loss);
 }
 
-trainer golden_trainer(const sp_distill_args *a, float factor) {
-    return trainer_open(test_tiny_base(), 256, a, golden_forecast(factor));
+stepper golden_stepper(const sp_distill_args *a, float factor) {
+    return stepper_open(test_tiny_base(), 256, a, golden_forecast(factor));
 }
 
-float *trainer_gradient(trainer *t, const int32_t *tokens, int64_t T, double scale,
+float *stepper_gradient(stepper *t, const int32_t *tokens, int64_t T, double scale,
                         sp_distill_probe *probe) {
     assert_ok(sp_fill(t->grad, 0));
     assert_ok(sp_distill_step_probed(t->d, &t->w, tokens, T, scale, &t->grad, t->loss, probe));
@@ -46,7 +46,7 @@ void *test_filled(int64_t n, const char *what) {
     return v;
 }
 
-void trainer_losses(trainer *t, const int32_t *tokens, int64_t T, double *loss) {
+void stepper_losses(stepper *t, const int32_t *tokens, int64_t T, double *loss) {
     for (int64_t l = 0; l < t->host.layers; l++)
         assert_ok(sp_upload(t->w.w[l], sp_forecast_matrix(&t->host, l)));
     assert_ok(sp_distill_step(t->d, &t->w, tokens, T, 1, NULL, loss));
@@ -84,12 +84,12 @@ int32_t *test_tokens(int64_t T, uint64_t seed, int64_t vocab) {
     return tokens;
 }
 
-trainer random_trainer(const sp_model *m, int64_t max_tokens, const sp_distill_args *a) {
+stepper random_stepper(const sp_model *m, int64_t max_tokens, const sp_distill_args *a) {
     sp_forecast f;
     uint64_t seed = 99;
     assert_ok(sp_forecast_alloc(m->desc, &f));
     float bound = 3 / sqrtf((float)m->desc->hidden);
     for (int64_t i = 0; i < (f.layers + 1) * f.rows * f.cols; i++)
         f.w[i] = test_uniform(&seed, -bound, bound);
-    return trainer_open(m, max_tokens, a, f);
+    return stepper_open(m, max_tokens, a, f);
 }
