@@ -125,8 +125,8 @@ static bool put_domain_names(hid_t file, const sp_shard_meta *meta) {
     size_t width = 1;
     for (int64_t i = 0; i < meta->n_domains; i++)
         if (strlen(meta->domains[i]) > width) width = strlen(meta->domains[i]);
-    char *table = calloc((size_t)meta->n_domains, width);
-    if (!table) return false;
+    char *table;
+    if (sp_alloc(&table, meta->n_domains, (int64_t)width, "domain names") != SP_OK) return false;
     for (int64_t i = 0; i < meta->n_domains; i++)
         memcpy(table + (size_t)i * width, meta->domains[i], strlen(meta->domains[i]));
     hid_t t = text_type(width);

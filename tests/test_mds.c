@@ -371,7 +371,7 @@ static void offsets_and_counts_are_checked(void **state) {
     WRONG("first sample starts at", m.shift_offset = 1 << 30);
     WRONG("holds 2 samples, 3 according", m.count = 2);
     WRONG("holds 4294967295 samples", m.count = UINT32_MAX);
-    WRONG("last row ends at", sp_text_bytes(&m.samples, "x", 1));
+    WRONG("last row ends at", m.samples.len += 1); // the terminating 0
 
     // The index states one sample more, one less, none.
     write_shard(&m);
@@ -546,7 +546,7 @@ static void faulty_indexes_are_refused(void **state) {
     const struct {
         const char *text, *part;
     } cases[] = {
-        {"", "not valid JSON"},
+        {"", "an empty file"},
         {"[]", "expected a JSON object"},
         {"{}", "lists no shards"},
         {"{\"version\": 2, \"shards\": []}", "lists no shards"},
