@@ -1,5 +1,26 @@
 // The validation pass after export (inference.md 5.4, 5.5): loads the exported files, checks them,
-// measures the Forecast's quality, writes validation_report.json and .html.
+// measures the Forecast's quality, writes validation_report.json and validation_report.html.
+//
+//   E  the files: all formats alike and as recorded, names and shapes, made for this base model, finite
+//      numbers, both top-k conventions                                             export_files.c
+//   P  two ways to compute one thing agree: selection and a scalar reference, compressed keys grown
+//      and at once, decode and prefill                                             paths.c
+//   Q  quality on held-out text against the original selector: block recall and mass (recall.c),
+//      logits and loss (quality.c), needle questions (retrieval.c); an untrained Forecast is the
+//      control that must fail
+//   T, M  speed and memory belong to the GPU engine and are listed as skipped
+//
+// Everything runs through the inference engine (engine.h). The JSON document (report.c) is the only
+// source of the page (html.c, chart.c) and of the summary (summary.c).
+//
+// Where the specification leaves room:
+// - Sequences are the independent samples. Q1 and Q2 fail when the Forecast, over all layers and
+//   heads of a length, does not stand 5 standard errors above chance and the control; a single
+//   head that does not is a warning.
+// - Q4 fails when the whole 95% interval of the ratio is above the hard limit: divergences have heavy
+//   tails, and one position can move the mean of a few sequences across any limit.
+// - Q4 takes prefill logits; P6 shows that decode gives the same.
+// - When a hard check of E fails, P and Q are not run.
 #ifndef SPARDA_VALIDATE_H
 #define SPARDA_VALIDATE_H
 
@@ -8,13 +29,14 @@
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
-    const char *data; // held-out rows; NULL: the corpus, if the vocabulary is its
-    bool strict;
-    const sp_config *config; // backend, sparse_config, validate.* and the like
+    const char *data;                     // held-out rows; NULL: the corpus, if the vocabulary is its
+    bool strict;                          // a missed soft gate fails, too
+    const sp_config *config;              // backend, seed, sparse_config.*, validate.*
 } sp_validate_args;
 
-// SP_OK (pass, with or without warnings), SP_CHECK_FAILED, or an error without a report. Prints a
-// 20-line summary on stderr.
+// SP_OK (pass, with or without warnings), SP_CHECK_FAILED with a report, or an error without one.
+// Prints a summary on stderr. Reports of an earlier run in the folder are removed first, so that a
+// report there is always of the last run.
 sp_status sp_validate(const sp_validate_args *a);
 sp_status sp_validate_command(int argc, char **argv); // argv[0] is "validate"
 
