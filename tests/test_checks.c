@@ -318,7 +318,6 @@ static void open_pass(fixture *x, int64_t length, int64_t rows) {
                      .grid = sp_deployed_grid(m->desc),
                      .fine = {2, 1},
                      .chosen = 6,
-                     .forecast = &x->forecast,
                      .trained = &x->trained,
                      .untrained = &x->untrained,
                      .text = {.corpus = true, .name = "corpus"},

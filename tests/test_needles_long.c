@@ -76,7 +76,6 @@ static void test_readme_figures(void **state) {
                  .grid = sp_deployed_grid(m->desc),
                  .fine = {2, 1},
                  .chosen = 6,
-                 .forecast = &trained,
                  .trained = &on_trained,
                  .untrained = &on_random,
                  .text = {.corpus = true, .name = "corpus"},

@@ -34,7 +34,6 @@ typedef struct sp_pass {
     sp_selection selection; // future masked
     sp_grid grid, fine;     // deployed; the teacher's fine one
     int64_t chosen;         // k - I - W - 1: blocks really chosen
-    const sp_forecast *forecast;
     sp_forecast_device *trained, *untrained; // on the backend
     sp_text_source text;
     bool needles; // the model knows the corpus

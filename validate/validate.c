@@ -228,7 +228,6 @@ static sp_status run_measurements(sp_pass *p, const sp_exported *x) {
     sp_forecast_device trained = {0}, untrained = {0};
     sp_backend *be = p->model->backend;
     sp_status st = SP_OK;
-    p->forecast = x->forecast;
     SP_GO(sp_forecast_upload(be, x->forecast, &trained));
     SP_GO(sp_forecast_alloc(p->desc, &random));
     sp_forecast_init(&random, p->seed);
