@@ -18,7 +18,8 @@
 typedef struct sp_dataset sp_dataset;
 
 typedef struct sp_dataset_options {
-    int64_t vocab;      // ids must be in 0..vocab-1; 0 = only negative ids are refused
+    int64_t vocab;      // of the model: ids must be below it, and below what their file states; 0:
+                        // only the latter, and never negative
     bool allow_missing; // a missing entry is skipped with a warning and the rest renormalised
 } sp_dataset_options;
 

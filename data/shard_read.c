@@ -116,6 +116,7 @@ static sp_status get_text(hid_t object, const char *path, const char *name, char
 static sp_status open_set(hid_t file, const char *path, const char *name, int size, bool is_signed,
                           hid_t *out, int64_t *n) {
     *out = -1;
+    *n = 0;
     if (H5Lexists(file, name, H5P_DEFAULT) <= 0)
         return bad(path, "the data set '%s' is missing", name);
     hid_t access = H5Pcreate(H5P_DATASET_ACCESS);
