@@ -303,7 +303,6 @@ static sp_status export_run(sp_trainer *t, const char *dir) {
     sp_export_args e = {
         .out_dir = dir, .safetensors = true, .pt = true, .base = t->config->base, .force = true};
     SP_TRY(sp_export(t->newest, &e));
-    sp_info("exported    %s", dir);
     sp_run_set(&t->folder, "export", json_string("export"));
     return SP_OK;
 }
