@@ -47,7 +47,8 @@ check 2 train r --set global_batch=0
 has err 'global_batch'
 check 2 env SLURM_NTASKS=4 SLURM_PROCID=2 "$sparda" train "$work/c.yaml" --out "$work/r"
 has err 'announces 4 tasks, but this process finds 1'
-check 2 env PMI_SIZE=2 "$sparda" train "$work/c.yaml" --out "$work/r"
+# (under the sanitizers: leaks of MPI's plug-ins, unloaded by then, are not ours)
+check 2 env PMI_SIZE=2 ASAN_OPTIONS=detect_leaks=0 "$sparda" train "$work/c.yaml" --out "$work/r"
 has err 'announces 2 tasks, but this process finds 1'
 check 2 train r --resume
 has err 'nothing to resume'
