@@ -76,7 +76,7 @@ bool sp_signals_stop(void) {
 }
 
 const char *sp_signals_name(void) {
-    switch (first) {
+    switch ((int)first) { // clang wants no atomic here
     case SIGTERM:
         return "SIGTERM";
     case SIGINT:
