@@ -575,7 +575,7 @@ sp_status sp_pickle_run(const uint8_t *bytes, int64_t n, const char *origin, sp_
     *out = NULL;
     machine m = {.p = bytes, .start = bytes, .end = bytes + n, .origin = origin};
     SP_TRY(sp_alloc(&m.out, 1, sizeof *m.out, "a pickle"));
-    sp_status st = SP_OK;
+    sp_status st = reserve(&m.stack, &m.stack_cap, 0, sizeof *m.stack);
     for (bool stop = false; st == SP_OK && !stop;)
         st = m.p == m.end ? bad(&m, "it ends without a stop") : step(&m, *m.p++, &stop);
     free(m.stack);

@@ -105,7 +105,10 @@ static void containers(void **unused) {
 
 static void objects(void **unused) {
     (void)unused;
-    sp_pickle *p = RUN("ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00"
+    sp_pickle *p = RUN("(l."); // nothing was ever on the stack
+    assert_int_equal(sp_pickle_root(p)->u.list.n, 0);
+    sp_pickle_free(p);
+    p = RUN("ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00"
                        "aK\x01u}b.");
     assert_int_equal(sp_pt_get(sp_pickle_root(p), "a")->u.i, 1); // BUILD leaves it alone
     sp_pickle_free(p);
