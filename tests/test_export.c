@@ -46,9 +46,9 @@ static char *make_run(const char *name, const char *base) {
     s.sparse = d->sparse;
     strcpy(s.base_config_sha256, d->config_sha256);
     assert_ok(sp_model_weights_sha256(d, s.base_weights_sha256));
-    s.config =
-        base ? sp_format("base: %s\ndata: [{path: %s}]\nbackend: cpu\nthreads: 1\n", base, base)
-             : sp_strdup("");
+    s.config = sp_format("base: %s\ndata: [{path: %s}]\nbackend: cpu\nthreads: 1\n"
+                         "validate: {samples: 2, lengths: [256], lm_rows: 2}\n",
+                         base, base);
     char *run = in_tmp(name), *dir = sp_path_join(run, "checkpoints"),
          *path = sp_checkpoint_path(run, s.step);
     assert_ok(sp_mkdirs(dir));
