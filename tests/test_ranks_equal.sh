@@ -42,7 +42,7 @@ numbers one >"$work/numbers1"
 numbers micro | cmp - "$work/numbers1" >"$work/out" || complain 'micro-batches change numbers'
 close_to one two
 close_to one four
-[ -s "$work/two/log/rank-0.log" ] && [ -s "$work/two/log/rank-1.log" ] || complain 'logs of two ranks'
+for rank in 0 1; do [ -s "$work/two/log/rank-$rank.log" ] || complain "log of rank $rank"; done
 [ "$(lines two)" = 8 ] || complain 'only rank 0 writes metrics'
 
 # ---- resumed on another number of ranks -----------------------------------------------------------
@@ -105,7 +105,7 @@ running 2 signalled
 kill -TERM "${pids##*
 }" # one rank of the two
 got=0
-wait $pid || got=$?
+wait "$pid" || got=$?
 [ $got = 0 ] || complain "status $got after SIGTERM to one rank: $(tail -30 "$work/err")"
 [ "$(status_of signalled)" = stopped ] || complain "status $(status_of signalled)"
 [ "$(cat "$work/signalled/checkpoints/latest")" = "$(printf 'step-%07d.h5' "$(lines signalled)")" ] ||
@@ -116,13 +116,14 @@ before=$(date +%s)
 kill -9 "${pids##*
 }"
 got=0
-wait $pid || got=$?
+wait "$pid" || got=$?
 [ $got != 0 ] || complain 'a lost rank and status 0'
 [ $(($(date +%s) - before)) -lt 60 ] || complain 'the other rank waited for a lost one'
 steps=$(($(lines lost) + 2))
 check 0 ranks 2 lost --resume --set steps=$steps # and the run goes on
 
 # ---- a launcher's variables do not count ----------------------------------------------------------
+# shellcheck disable=SC2086
 check 0 env SLURM_LOCALID=0 mpirun $flags -n 2 "$sparda" train "$work/c.yaml" --out "$work/local" \
     --set steps=1
 grep -q 'SLURM_LOCALID says 0; the communicator says local rank 1, which counts' \

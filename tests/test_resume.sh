@@ -36,7 +36,7 @@ stop() {
     rm -rf "$work/stopped"
     start stopped --set save_every_steps=1000 --set steps=100000
     await stopped 2
-    kill -"$1" $pid
+    kill -"$1" "$pid"
     ended 0 "after $1"
     [ "$(status_of stopped)" = stopped ] || complain "run.json after $1: $(status_of stopped)"
     grep -q "\"stopped_by\": \"SIG$1\"" "$work/stopped/run.json" || complain "run.json lacks SIG$1"
@@ -52,8 +52,8 @@ same unstopped stopped $steps
 
 # A signal before the first step: what was loaded is saved as step 0.
 start early --set steps=3
-until grep -q ^memory "$work/early.err" || ! kill -0 $pid; do sleep 0.01; done
-kill -TERM $pid
+until grep -q ^memory "$work/early.err" || ! kill -0 "$pid"; do sleep 0.01; done
+kill -TERM "$pid"
 ended 0 'after an early SIGTERM'
 [ "$(status_of early)" = stopped ] || complain 'status after an early SIGTERM'
 [ "$(latest_step early)" = "$(lines early)" ] || complain 'an early SIGTERM is not saved'
@@ -64,11 +64,11 @@ check 0 train early --set steps=3 --resume
 twice() {
     rm -rf "$work/twice"
     start twice --set global_batch=20000
-    until grep -q 'ms/step' "$work/twice.err" || ! kill -0 $pid; do sleep 0.05; done
+    until grep -q 'ms/step' "$work/twice.err" || ! kill -0 "$pid"; do sleep 0.05; done
     sleep 0.1
-    kill -"$1" $pid
+    kill -"$1" "$pid"
     sleep 0.2
-    kill -"$1" $pid
+    kill -"$1" "$pid"
     ended "$2" "after two SIG$1"
 }
 twice TERM 143
@@ -87,9 +87,9 @@ while :; do
     start killed --resume=auto --set steps=$total --set global_batch=1
     seed=$(((seed * 1103515245 + 12345) % 2147483648))
     sleep "$(awk "BEGIN { print 0.15 + 1.2 * $seed / 2147483648 }")"
-    kill -9 $pid 2>/dev/null
+    kill -9 "$pid" 2>/dev/null
     got=0
-    wait $pid 2>/dev/null || got=$?
+    wait "$pid" 2>/dev/null || got=$?
     [ $got = 0 ] || [ $got = 137 ] || complain "round $kills: status $got, $(tail -3 "$work/killed.err")"
     kills=$((kills + 1))
 done

@@ -126,7 +126,8 @@ check 0 train auto --resume=auto --set steps=2
 # A relative path and the default folder.
 (cd "$work" && "$sparda" train c.yaml --set steps=1 --set name=fun) >"$work/out" 2>"$work/err" ||
     complain 'default folder'
-[ -s "$work"/runs/fun-*/checkpoints/step-0000001.h5 ] || complain 'runs/<name>-<time>'
+[ -n "$(find "$work/runs" -path '*/fun-*/checkpoints/step-0000001.h5')" ] ||
+    complain 'runs/<name>-<time>'
 
 # ---- two runs, one folder -------------------------------------------------------------------------
 start lock --set steps=100000 --set save_every_steps=2
@@ -136,7 +137,7 @@ has err 'in use by another run'
 has err "process $pid"
 check 2 train lock --force
 has err 'in use'
-kill -9 $pid
+kill -9 "$pid"
 ended 137 'a killed run'
 steps=$(($(latest_step lock) + 1))
 check 0 train lock --set steps=$steps --resume # the dead owner's lock is taken over
@@ -157,9 +158,11 @@ check 0 train mixed --set "data=[$work/below, $work/corpus]" --set data_order=se
 grep -q '"step":1,.*"train/tokens":128,' "$work/mixed/metrics.jsonl" || complain 'tokens of used rows'
 check 0 train only --set "data=[$work/corpus]" --set data_order=sequential --set steps=1 \
     --set global_batch=1
-kl() { sed -n '1s/.*\("train\/kl":[^,]*\),.*\("train\/grad_norm":[^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"; }
-[ -n "$(kl only)" ] && [ "$(kl only)" = "$(kl mixed)" ] ||
-    complain "mean over used rows: $(kl only), $(kl mixed)"
+kl() {
+    sed -n '1s/.*\("train\/kl":[^,]*\),.*\("train\/grad_norm":[^,]*\),.*/\1 \2/p' "$work/$1/metrics.jsonl"
+}
+[ -n "$(kl only)" ] || complain 'no kl'
+[ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
 
 # ---- a full disk: a limit on file size stands for it ----------------------------------------------
 # Metrics fit, checkpoints do not: the run goes on, and its end fails with status 3.

@@ -44,7 +44,7 @@ start() {
 # ended STATUS WHAT: waits for it.
 ended() {
     got=0
-    wait $pid 2>/dev/null || got=$?
+    wait "$pid" 2>/dev/null || got=$?
     [ $got = "$1" ] || complain "status $got, expected $1: $2"
 }
 
@@ -92,10 +92,10 @@ await() {
     tries=0
     while [ "$(lines "$1")" -lt "$2" ]; do
         tries=$((tries + 1))
-        [ $tries -lt 1200 ] && kill -0 $pid 2>/dev/null || {
+        if [ $tries -ge 1200 ] || ! kill -0 "$pid" 2>/dev/null; then
             complain "$1 ended, or made no $2 steps in a minute"
             return
-        }
+        fi
         sleep 0.05
     done
 }

@@ -288,14 +288,15 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     sp_info("  %-18s %10.2f %7.1f%%", "between operations",
             total_ms / (double)a->steps * (1 - timed), 100 * (1 - timed));
 
-    json_t *o = json_pack("{s:s, s:o, s:f, s:f, s:I, s:f, s:n, s:f, s:n, s:o, s:o}", "name",
-                          "train-step", "shape",
-                          json_sprintf("%s, %lld x %lld tokens", b->desc->name, (long long)a->batch,
-                                       (long long)a->seq_len),
-                          "ms_median", median, "ms_p99", p99, "n", (json_int_t)a->steps, "flop",
-                          flop, "bytes", "tflops", 1e-3 * gflops, "gbps", "ceiling",
-                          ceiling > 0 ? json_real(1e-3 * ceiling) : json_null(), "share",
-                          ceiling > 0 ? json_real(gflops / ceiling) : json_null());
+    json_t *o =
+        json_pack("{s:s, s:o, s:f, s:f, s:f, s:I, s:f, s:n, s:f, s:n, s:o, s:s, s:o}", "name",
+                  "train-step", "shape",
+                  json_sprintf("%s, %lld x %lld tokens", b->desc->name, (long long)a->batch,
+                               (long long)a->seq_len),
+                  "ms_median", median, "ms_min", b->ms[0], "ms_p99", p99, "n", (json_int_t)a->steps,
+                  "flop", flop, "bytes", "tflops", 1e-3 * gflops, "gbps", "ceiling",
+                  ceiling > 0 ? json_real(1e-3 * ceiling) : json_null(), "ceiling_unit", "tflops",
+                  "share", ceiling > 0 ? json_real(gflops / ceiling) : json_null());
     json_object_set_new(o, "tokens_per_s", json_real(1e3 * tokens / median));
     json_object_set_new(o, "peak_bytes", json_integer(peak));
     json_object_set_new(o, "operations", operations);
@@ -322,6 +323,27 @@ done:
     sp_profile_close();
     close_step(&b);
     return st;
+}
+
+// ---- operations ---------------------------------------------------------------------------------
+
+static void report_operations(json_t *results) {
+    size_t i;
+    json_t *o, *v;
+    sp_info("%-18s %-58s %9s %9s %9s %8s %6s", "operation", "shape", "ms", "ms p99", "GFLOP/s",
+            "GB/s", "share");
+    json_array_foreach(results, i, o) {
+        char share[16] = "";
+        v = json_object_get(o, "share");
+        if (json_is_number(v)) snprintf(share, sizeof share, "%.1f%%", 100 * json_number_value(v));
+        sp_info("%-18s %-58s %9.3f %9.3f %9.1f %8.2f %6s",
+                json_string_value(json_object_get(o, "name")),
+                json_string_value(json_object_get(o, "shape")),
+                json_number_value(json_object_get(o, "ms_median")),
+                json_number_value(json_object_get(o, "ms_p99")),
+                1e3 * json_number_value(json_object_get(o, "tflops")),
+                json_number_value(json_object_get(o, "gbps")), share);
+    }
 }
 
 // ---- command ------------------------------------------------------------------------------------
@@ -355,8 +377,12 @@ sp_status sp_bench_command(int argc, char **argv) {
     SP_GO(sp_backend_open(&a.backend, &be));
     sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
     sp_info("backend     %s", sp_backend_description(be));
-    SP_GO(strcmp(a.what, "train-step") == 0 ? bench_step(be, &a, results)
-                                            : sp_bench_operation(be, a.what, results));
+    if (strcmp(a.what, "train-step") == 0) {
+        SP_GO(bench_step(be, &a, results));
+    } else {
+        SP_GO(sp_bench_operation(be, a.what, results));
+        report_operations(results);
+    }
     if (a.json) SP_GO(write_json(a.json, results));
 done:
     json_decref(results);

@@ -1,0 +1,45 @@
+#!/bin/sh
+# sparda bench: what it prints and writes, and what it refuses.
+# shellcheck disable=SC1091,SC2034,SC2154
+sparda=$1
+. "$(dirname "$0")/check.sh"
+base=$root/data/tiny-base
+
+check 0 "$sparda" bench --help
+has out 'train-step'
+check 2 "$sparda" bench
+has err 'nothing to measure'
+check 2 "$sparda" bench no-such-operation
+has err "unknown operation 'no-such-operation'; known are: .*importance"
+check 2 "$sparda" bench train-step --seq-len 0 --wrong
+has err -- '--seq-len: a whole number from 1'
+has err 'unknown option --wrong'
+check 2 "$sparda" bench train-step --base "$base" --seq-len 7
+has err 'below one window of 8 tokens'
+
+# 128 tokens: exact FLOP come from model/flops.c, which has tests of its own.
+check 0 "$sparda" bench train-step --base "$base" --seq-len 128 --batch 2 --steps 3 --threads 1 \
+    --json "$work/step.json"
+has err 'of this machine.s SGEMM rate'
+has err '^  linear '
+has err '^  importance '
+empty out
+for key in name shape ms_median ms_min ms_p99 n flop bytes tflops gbps ceiling share tokens_per_s \
+    operations; do
+    grep -q "\"$key\":" "$work/step.json" || complain "$key is not in the JSON"
+done
+grep -q '"n": 3' "$work/step.json" || complain 'n'
+# 6 layers; the last one is without values, attention and MLP: 2 x (5 x 5 + 2) products, and so on
+calls() { awk -v name="\"$1\"" '$1 == "\"name\":" { on = $2 == name "," } on && $1 == "\"calls_per_step\":" { print $2 + 0 }' "$work/step.json"; }
+[ "$(calls sparse_attention)" = 10 ] || complain "sparse_attention: $(calls sparse_attention) calls"
+[ "$(calls adamw)" = 1 ] || complain "adamw: $(calls adamw) calls"
+# the parts cannot be more than the whole
+awk '$1 == "\"share_of_step\":" { sum += $2 } END { exit !(sum > 0.3 && sum <= 1) }' \
+    "$work/step.json" || complain 'shares of the operations'
+
+check 0 "$sparda" bench rmsnorm --threads 1 --json -
+has out '"name": "rmsnorm"'
+has err '^rmsnorm '
+check 3 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json"
+
+finish
