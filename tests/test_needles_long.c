@@ -27,6 +27,9 @@ static const struct {
     {"untrained", {0.1758, 0.1250, 0.0195}, 1.5},
 };
 
+// The fixture's own figures when it was made, for single and multi.
+static const double forecast_want[] = {0.9062, 0.7578};
+
 static void check_needles(json_t *retrieval) {
     assert_int_equal(json_array_size(retrieval), TASKS);
     for (int t = 0; t < TASKS; t++) {
@@ -43,14 +46,11 @@ static void check_needles(json_t *retrieval) {
                 fail_msg("%s: %.4f is %.1f standard errors from %.4f", rows[r].key, got,
                          (got - want) / error, want);
         }
-        printf("%-10s %-7s %.4f\n", "forecast", json_string_value(json_object_get(o, "task")),
-               sp_json_at(o, "forecast"));
+        double got = sp_json_at(o, "forecast");
+        printf("%-10s %-7s %.4f\n", "forecast", json_string_value(json_object_get(o, "task")), got);
+        // The same weights and questions: rounding moves a few answers at most.
+        if (t < 2) assert_true(fabs(got - forecast_want[t]) <= 3.0 / SAMPLES);
     }
-    // 50 steps of 4 sequences: what the demo promises.
-    assert_true(sp_json_at(json_array_get(retrieval, 0), "forecast") >= 0.85);
-    assert_true(sp_json_at(json_array_get(retrieval, 1), "forecast") >= 0.75);
-    for (int t = 0; t < 2; t++)
-        assert_true(sp_json_at(json_array_get(retrieval, (size_t)t), "untrained") <= 0.35);
 }
 
 static void test_readme_figures(void **state) {
