@@ -13,6 +13,7 @@
 
 typedef struct sp_operations {
     void (*close)(sp_backend *be);
+    sp_status (*synchronize)(sp_backend *be); // all operations issued so far are done
     // Zero-filled and aligned for the widest vector. NULL if there is no memory.
     void *(*allocate)(sp_backend *be, int64_t bytes);
     void (*release)(sp_backend *be, void *data);
@@ -61,6 +62,7 @@ struct sp_backend {
     char *description; // malloc
     double sgemm_gflops;
     sp_dtype storage;
+    int64_t tile_bytes;
     int64_t bytes, peak_bytes;
 };
 
@@ -69,6 +71,9 @@ sp_status sp_backend_take(sp_backend *be, int64_t bytes, const char *what, void 
 void sp_backend_give(sp_backend *be, void *data, int64_t bytes);
 
 sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out);
+// Only where SPARDA_HAVE_CUDA (kernels/cuda/backend.cu).
+bool sp_cuda_device_present(void);
+sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out);
 
 static inline float *sp_row_f32(sp_tensor t, int64_t row) {
     return (float *)t.data + row * t.ld;

@@ -57,6 +57,10 @@ const char *sp_backend_description(const sp_backend *be);
 const char *sp_backend_blas(const sp_backend *be);    // name usable as cpu_blas, for exact resume
 double sp_backend_sgemm_gflops(const sp_backend *be); // measured at start; 0 where not applicable
 sp_dtype sp_backend_storage(const sp_backend *be); // of activations and weights: SP_F32 or SP_BF16
+// A good size in bytes for the window rows of one query tile: what a cache holds on the CPU, what
+// keeps all of a GPU busy there.
+int64_t sp_backend_tile_bytes(const sp_backend *be);
+sp_status sp_backend_synchronize(sp_backend *be); // waits for all operations issued so far
 
 // ---- memory -------------------------------------------------------------------------------------
 

@@ -70,6 +70,7 @@ static sp_operations timed;
     static sp_status timed_##name parameters {                                                     \
         double start = sp_now();                                                                   \
         sp_status st = original->name arguments;                                                   \
+        if (st == SP_OK) st = original->synchronize(profiled);                                     \
         rows[OP_##name].seconds += sp_now() - start;                                               \
         rows[OP_##name].calls++;                                                                   \
         return st;                                                                                 \

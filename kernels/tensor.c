@@ -1,6 +1,7 @@
 // Backends and tensors: choosing a backend, memory with accounting, views, transfers.
 #include "kernels/backend.h"
 
+#include "common/build.h"
 #include "common/util.h"
 
 #include <stdlib.h>
@@ -29,13 +30,18 @@ const char *sp_dtype_name(sp_dtype t) {
 sp_status sp_backend_open(const sp_backend_options *o, sp_backend **out) {
     *out = NULL;
     const char *name = o->name ? o->name : "auto";
+    if (strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0 && strcmp(name, "cuda") != 0)
+        return sp_error(SP_BAD_INPUT, "unknown backend '%s'; known are auto, cpu and cuda", name);
+#if SPARDA_HAVE_CUDA
+    if (strcmp(name, "cuda") == 0 || (strcmp(name, "auto") == 0 && sp_cuda_device_present()))
+        return sp_cuda_open(o, out);
+#else
     if (strcmp(name, "cuda") == 0)
         return sp_error(
             SP_ENVIRONMENT,
             "backend 'cuda' was asked for, but this program was built without CUDA; use "
             "backend 'auto' or 'cpu', or build where the CUDA toolkit is installed");
-    if (strcmp(name, "auto") != 0 && strcmp(name, "cpu") != 0)
-        return sp_error(SP_BAD_INPUT, "unknown backend '%s'; known are auto, cpu and cuda", name);
+#endif
     SP_TRY(sp_cpu_open(o, out));
     return SP_OK;
 }
@@ -55,6 +61,12 @@ const char *sp_backend_blas(const sp_backend *be) {
 }
 double sp_backend_sgemm_gflops(const sp_backend *be) {
     return be->sgemm_gflops;
+}
+int64_t sp_backend_tile_bytes(const sp_backend *be) {
+    return be->tile_bytes;
+}
+sp_status sp_backend_synchronize(sp_backend *be) {
+    return be->ops->synchronize(be);
 }
 sp_dtype sp_backend_storage(const sp_backend *be) {
     return be->storage;

@@ -9,12 +9,15 @@
 
 // ---- workspace ----------------------------------------------------------------------------------
 
-enum { WORKSPACE_TENSORS = 8 };
+enum {
+    WORKSPACE_TENSORS = 8,
+    MLP_ROWS = 16384, // tokens of the MLP at once: its activations are the widest of all
+};
 
 typedef struct workspace_part {
     sp_tensor *tensor;
     sp_dtype dtype;
-    int64_t cols;
+    int64_t rows, cols;
     const char *what;
 } workspace_part;
 
@@ -23,18 +26,19 @@ static int64_t qkv_cols(const sp_heads *h) {
 }
 
 // One list for allocating, freeing and predicting memory.
-static void workspace_parts(const sp_model_desc *d, sp_dtype storage, sp_workspace *w,
+static void workspace_parts(const sp_model_desc *d, int64_t T, sp_dtype storage, sp_workspace *w,
                             workspace_part part[WORKSPACE_TENSORS]) {
     int64_t q_cols = d->heads.q_heads * d->heads.head_dim;
+    int64_t mlp = T < MLP_ROWS ? T : MLP_ROWS;
     const workspace_part list[WORKSPACE_TENSORS] = {
-        {&w->tokens, SP_I32, 1, "token ids"},
-        {&w->h, storage, d->hidden, "residual stream"},
-        {&w->x, storage, d->hidden, "attention input"},
-        {&w->qkv, storage, qkv_cols(&d->heads), "queries, keys and values"},
-        {&w->attn, storage, q_cols, "attention output"},
-        {&w->branch, storage, d->hidden, "branch output"},
-        {&w->gate_up, storage, 2 * d->ffn, "gate and up projections"},
-        {&w->act, storage, d->ffn, "MLP activation"},
+        {&w->tokens, SP_I32, T, 1, "token ids"},
+        {&w->h, storage, T, d->hidden, "residual stream"},
+        {&w->x, storage, T, d->hidden, "attention input"},
+        {&w->qkv, storage, T, qkv_cols(&d->heads), "queries, keys and values"},
+        {&w->attn, storage, T, q_cols, "attention output"},
+        {&w->branch, storage, T, d->hidden, "branch output"},
+        {&w->gate_up, storage, mlp, 2 * d->ffn, "gate and up projections"},
+        {&w->act, storage, mlp, d->ffn, "MLP activation"},
     };
     for (int i = 0; i < WORKSPACE_TENSORS; i++) part[i] = list[i];
 }
@@ -42,10 +46,10 @@ static void workspace_parts(const sp_model_desc *d, sp_dtype storage, sp_workspa
 sp_status sp_workspace_make(const sp_model *m, int64_t max_tokens, sp_workspace *out) {
     *out = (sp_workspace){.backend = m->backend, .max_tokens = max_tokens};
     workspace_part part[WORKSPACE_TENSORS];
-    workspace_parts(m->desc, sp_backend_storage(m->backend), out, part);
+    workspace_parts(m->desc, max_tokens, sp_backend_storage(m->backend), out, part);
     sp_status st = SP_OK;
     for (int i = 0; i < WORKSPACE_TENSORS; i++)
-        SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, max_tokens, part[i].cols, part[i].what,
+        SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, part[i].rows, part[i].cols, part[i].what,
                               part[i].tensor));
 done:
     if (st != SP_OK) sp_workspace_free(out);
@@ -63,11 +67,11 @@ void sp_workspace_free(sp_workspace *w) {
 int64_t sp_workspace_bytes(const sp_model_desc *d, int64_t max_tokens, sp_dtype storage) {
     sp_workspace w = {0};
     workspace_part part[WORKSPACE_TENSORS];
-    workspace_parts(d, storage, &w, part);
-    int64_t row_bytes = 0;
+    workspace_parts(d, max_tokens, storage, &w, part);
+    int64_t bytes = 0;
     for (int i = 0; i < WORKSPACE_TENSORS; i++)
-        row_bytes += part[i].cols * sp_dtype_size(part[i].dtype);
-    return row_bytes * max_tokens;
+        bytes += part[i].rows * part[i].cols * sp_dtype_size(part[i].dtype);
+    return bytes;
 }
 
 static sp_tensor qkv_view(const sp_workspace *w, int64_t T, int64_t col0, int64_t cols) {
@@ -128,14 +132,17 @@ sp_status sp_forward_tail(const sp_model *m, sp_workspace *w, int64_t layer, int
     // The branch buffer takes turns as attention output, normed MLP input and MLP output, so that
     // w->x keeps the attention input for the Forecast.
     sp_tensor branch = sp_tensor_rows(w->branch, 0, T);
-    sp_tensor gate_up = sp_tensor_rows(w->gate_up, 0, T);
-    sp_tensor act = sp_tensor_rows(w->act, 0, T);
     SP_TRY(sp_linear(sp_tensor_rows(w->attn, 0, T), lw->o, branch));
     SP_TRY(sp_residual_add(h, branch, factor));
     SP_TRY(sp_rmsnorm(h, lw->mlp_norm, m->desc->norm_eps, branch));
-    SP_TRY(sp_linear(branch, lw->gate_up, gate_up));
-    SP_TRY(sp_swiglu(gate_up, act));
-    SP_TRY(sp_linear(act, lw->down, branch));
+    for (int64_t row0 = 0; row0 < T; row0 += MLP_ROWS) {
+        int64_t n = T - row0 < MLP_ROWS ? T - row0 : MLP_ROWS;
+        sp_tensor rows = sp_tensor_rows(branch, row0, n);
+        sp_tensor gate_up = sp_tensor_rows(w->gate_up, 0, n), act = sp_tensor_rows(w->act, 0, n);
+        SP_TRY(sp_linear(rows, lw->gate_up, gate_up));
+        SP_TRY(sp_swiglu(gate_up, act));
+        SP_TRY(sp_linear(act, lw->down, rows));
+    }
     SP_TRY(sp_residual_add(h, branch, factor));
     return SP_OK;
 }

@@ -145,8 +145,8 @@ typedef struct sp_workspace {
     sp_tensor qkv;     // [T, (Hq + 2 Hkv) d]
     sp_tensor attn;    // [T, Hq d]
     sp_tensor branch;  // [T, D]
-    sp_tensor gate_up; // [T, 2F]
-    sp_tensor act;     // [T, F]
+    sp_tensor gate_up; // [min(T, 16384), 2F]: the MLP runs over that many tokens at once
+    sp_tensor act;     // [min(T, 16384), F]
 } sp_workspace;
 sp_status sp_workspace_make(const sp_model *m, int64_t max_tokens, sp_workspace *out);
 void sp_workspace_free(sp_workspace *w); // safe on a zeroed workspace

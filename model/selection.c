@@ -28,11 +28,11 @@ sp_importance_args sp_teacher_importance(const sp_model_desc *d, sp_grid teacher
     };
 }
 
-int64_t sp_selection_tile(const sp_model_desc *d, int64_t T) {
-    enum { TILE_BYTES = 2 << 20, MIN_ROWS = 64 };
+int64_t sp_selection_tile(const sp_backend *be, const sp_model_desc *d, int64_t T) {
+    enum { MIN_ROWS = 64 };
     int64_t n_d = sp_windows(sp_deployed_grid(d), T);
     int64_t row_bytes = d->heads.kv_heads * (n_d > 0 ? n_d : 1) * (int64_t)sizeof(float);
-    int64_t rows = TILE_BYTES / row_bytes / MIN_ROWS * MIN_ROWS;
+    int64_t rows = sp_backend_tile_bytes(be) / row_bytes / MIN_ROWS * MIN_ROWS;
     if (rows < MIN_ROWS) rows = MIN_ROWS;
     return rows < T ? rows : T;
 }
@@ -267,7 +267,7 @@ static sp_status prefill_layer(prefill *p, int64_t layer) {
 sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *rope,
                      const int32_t *tokens, int64_t T, const sp_prefill_args *a) {
     prefill p = {.m = m, .w = w, .rope = rope, .a = a, .T = T};
-    p.tile = a->tile > 0 && a->tile < T ? a->tile : a->tile > 0 ? T : sp_selection_tile(m->desc, T);
+    p.tile = a->tile > 0 && a->tile < T ? a->tile : a->tile > 0 ? T : sp_selection_tile(m->backend, m->desc, T);
     sp_status st = SP_OK;
     if (a->selector == SP_SELECT_FORECAST && !a->fixed_lists &&
         (!a->forecast || a->forecast->layers != m->desc->layers))

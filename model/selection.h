@@ -66,7 +66,7 @@ sp_importance_args sp_teacher_importance(const sp_model_desc *d, sp_grid teacher
                                          int64_t n_d);
 
 // Default query rows per tile: a tile of window scores F32 [R, Hkv*n_d] takes a few MB.
-int64_t sp_selection_tile(const sp_model_desc *d, int64_t T);
+int64_t sp_selection_tile(const sp_backend *be, const sp_model_desc *d, int64_t T);
 
 // Rotated Forecasts of the rows of x [R, D] at positions pos0..: out [R, Hkv*d] = rope(W x).
 sp_status sp_forecast_rows(const sp_model *m, sp_tensor w, sp_tensor x, const sp_rope_table *rope,

@@ -410,7 +410,7 @@ static void memory_is_predicted_and_constant(void **state) {
     int64_t forecast = (L + 1) * ROWS * D * sp_dtype_size(sp_backend_storage(m->backend));
     int64_t used = sp_backend_bytes(m->backend, NULL) - before - forecast -
                    grad.rows * grad.cols * (int64_t)sizeof(float);
-    int64_t predicted = sp_distill_bytes(m->desc, T0, sp_backend_storage(m->backend));
+    int64_t predicted = sp_distill_bytes(m->backend, m->desc, T0);
     assert_in_range(used, predicted, predicted + 32 * 4096); // alignment
     free(stepper_gradient(&t, tokens, T0, 1, NULL));
     sp_backend_bytes(m->backend, &peak);
@@ -419,8 +419,8 @@ static void memory_is_predicted_and_constant(void **state) {
     assert_int_equal(sp_backend_bytes(m->backend, &peak_after), now);
     assert_int_equal(peak_after, peak);
     // Twice the tokens take about twice the memory: nothing is quadratic.
-    int64_t one = sp_distill_bytes(m->desc, 1 << 20, SP_BF16);
-    int64_t two = sp_distill_bytes(m->desc, 1 << 21, SP_BF16);
+    int64_t one = sp_distill_bytes(m->backend, m->desc, 1 << 20);
+    int64_t two = sp_distill_bytes(m->backend, m->desc, 1 << 21);
     assert_true(two <= 2 * one + (2 << 20));
     stepper_close(&t);
     free(tokens);

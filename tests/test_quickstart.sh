@@ -151,7 +151,7 @@ rm "$work/tree/build/CMakeCache.txt"
 quick 0 test
 logged 'ctest [--test-dir] [build] [-C] [plain]'
 logged 'ctest [--test-dir] [build-asan] [-C] [plain]'
-logged 'cmake [-S] [.] [-B] [build-asan] [-G] [Ninja] [-DSPARDA_SANITIZE=ON]'
+logged 'cmake [-S] [.] [-B] [build-asan] [-G] [Ninja] [-DSPARDA_SANITIZE=ON] [-DSPARDA_CUDA=OFF]'
 quick 0 test --long
 logged 'ctest [--test-dir] [build] [-C] [long]'
 touch "$work/ctest-fails"

@@ -78,7 +78,7 @@ sp_status sp_distill_open(const sp_model *m, int64_t max_tokens, const sp_distil
     d->m = m;
     d->a = *a;
     d->max_tokens = max_tokens;
-    d->tile = a->tile > 0 ? a->tile : sp_selection_tile(desc, max_tokens);
+    d->tile = a->tile > 0 ? a->tile : sp_selection_tile(m->backend, desc, max_tokens);
     if (d->tile > max_tokens) d->tile = max_tokens;
     sp_status st = SP_OK;
     step_part part[STEP_TENSORS];
@@ -120,8 +120,9 @@ sp_status sp_distill_set_teacher(sp_distill *d, sp_grid teacher) {
     return SP_OK;
 }
 
-int64_t sp_distill_bytes(const sp_model_desc *desc, int64_t max_tokens, sp_dtype storage) {
-    sp_distill d = {.max_tokens = max_tokens, .tile = sp_selection_tile(desc, max_tokens)};
+int64_t sp_distill_bytes(const sp_backend *be, const sp_model_desc *desc, int64_t max_tokens) {
+    sp_dtype storage = sp_backend_storage(be);
+    sp_distill d = {.max_tokens = max_tokens, .tile = sp_selection_tile(be, desc, max_tokens)};
     step_part part[STEP_TENSORS];
     step_parts(desc, storage, &d, part);
     int64_t bytes = sp_workspace_bytes(desc, max_tokens, storage);

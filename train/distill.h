@@ -33,7 +33,7 @@ void sp_distill_close(sp_distill *d);
 sp_status sp_distill_set_teacher(sp_distill *d, sp_grid teacher);
 // Memory of sp_distill_open for a teacher grid of stride >= 1 and the default tile; base weights,
 // Forecast weights and gradients come on top.
-int64_t sp_distill_bytes(const sp_model_desc *desc, int64_t max_tokens, sp_dtype storage);
+int64_t sp_distill_bytes(const sp_backend *be, const sp_model_desc *desc, int64_t max_tokens);
 
 // T below this gives nothing (no window, no loss): the caller skips and counts such rows (3.4).
 int64_t sp_distill_min_tokens(const sp_model_desc *desc);

@@ -152,7 +152,7 @@ int64_t sp_trainer_predicted_bytes(const sp_trainer *t) {
     int64_t trained = trained_elements(t->desc);
     int64_t all = trained / t->desc->layers * (t->desc->layers + 1);
     return sp_base_parameters(t->desc) * sp_dtype_size(storage) +
-           sp_distill_bytes(t->desc, t->config->seq_len.value, storage) +
+           sp_distill_bytes(t->backend, t->desc, t->config->seq_len.value) +
            4 * trained * 4 +              // master, moments, gradient
            all * sp_dtype_size(storage) + // the copies that are used
            all * 4 + 2 * trained * 4;     // host copies for checkpoints

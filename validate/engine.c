@@ -69,7 +69,7 @@ sp_status sp_engine_open(const sp_engine_args *a, sp_engine **out) {
     e->a = *a;
     if (e->a.max_append <= 0 || e->a.max_append > a->max_tokens) e->a.max_append = a->max_tokens;
     e->grid = sp_deployed_grid(a->model->desc);
-    e->tile = sp_selection_tile(a->model->desc, a->max_tokens);
+    e->tile = sp_selection_tile(a->model->backend, a->model->desc, a->max_tokens);
     if (e->tile > e->a.max_append) e->tile = e->a.max_append;
     e->select = (sp_prefill_args){.selection = sp_model_selection(a->model->desc, true),
                                   .forecast_sees = SP_SEES_COMPLETE};

@@ -216,7 +216,7 @@ void sp_recall_free(sp_recall *r) {
 sp_status sp_recall_run(const sp_pass *p, sp_engine *e, const int32_t *tokens, int64_t T,
                         sp_recall *out) {
     recall_probe r = {.p = p, .out = out, .T = T, .windows = sp_windows(p->grid, T)};
-    r.tile = sp_selection_tile(p->desc, T);
+    r.tile = sp_selection_tile(p->model->backend, p->desc, T);
     sp_status st = SP_OK;
     SP_GO(probe_alloc(&r));
     SP_GO(sp_engine_start(

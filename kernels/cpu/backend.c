@@ -56,7 +56,8 @@ sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out) {
                                     .name = "cpu",
                                     .blas = choice.name,
                                     .sgemm_gflops = choice.gflops,
-                                    .storage = SP_F32};
+                                    .storage = SP_F32,
+                                    .tile_bytes = 2 << 20};
     processor = processor_name();
     cpu->base.description = sp_format(
         "cpu: %s, %d thread%s, %s loops, %s at %.0f GFLOP/s (SGEMM)", processor ? processor : "?",
@@ -68,6 +69,11 @@ done:
     free(processor);
     free(cpu);
     return st;
+}
+
+static sp_status cpu_synchronize(sp_backend *be) {
+    (void)be; // every operation is finished when it returns
+    return SP_OK;
 }
 
 static void cpu_close(sp_backend *be) {
@@ -189,6 +195,7 @@ static sp_status cpu_fill(sp_tensor dst, float value) {
 
 const sp_operations sp_cpu_operations = {
     .close = cpu_close,
+    .synchronize = cpu_synchronize,
     .allocate = cpu_allocate,
     .release = cpu_release,
     .upload = cpu_upload,

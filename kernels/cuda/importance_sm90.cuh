@@ -1,0 +1,449 @@
+// Teacher importance on Hopper (training.md 4.1, 4.3) in two passes over Q K^T, nothing stored:
+//
+//   pass 1, lse_kernel:        log2-sum-exp of every (query head, row)
+//   pass 2, importance_kernel: p = exp2(z - lse), summed over the G heads of a group in registers,
+//                              then pooled over runs of RHO+1 windows onto the deployed grid
+//
+// Both are warp-specialised: one producer warp feeds shared memory through TMA, two consumer
+// warpgroups alternate wgmma with exponentials, each with two accumulators so that the tensor cores
+// work on one while the other is exponentiated.
+//
+// Legend: R rows of the query tile, n teacher windows, d head size (64 or 128), G group size.
+#pragma once
+
+#include "kernels/cuda/hopper.cuh"
+
+#include <math_constants.h>
+
+namespace importance_sm90 {
+using namespace hopper;
+
+struct Params {
+    int64_t i0;         // absolute position of row 0
+    int rows;           // R
+    int n;              // windows of the fine grid
+    int stride, extent; // window j is visible from position i iff stride*j + extent <= i
+    int q_heads, kv_heads;
+    float scale_log2; // log2(e) / sqrt(d)
+    float *lse;       // [Hq][rows], log2 units
+    float *out;       // [R][kv_heads * n_d], zeroed before pass 2
+    int64_t out_ld;
+    int n_d;
+    int chunk; // pass 2: key tiles per thread block
+};
+
+__device__ __forceinline__ int visible(const Params &p, int row) {
+    int64_t i = p.i0 + row;
+    if (i < p.extent) return 0;
+    int64_t v = (i - p.extent) / p.stride + 1;
+    return v < p.n ? (int)v : p.n;
+}
+
+constexpr int CONSUMERS = 2;
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+
+template <int D> struct Lse {
+    static constexpr int BOXES = D / 64;
+    static constexpr int TILES = 2 * CONSUMERS; // 64-row query tiles per block
+    static constexpr int ROWS = 64 * TILES;
+    static constexpr int KEYS = 128, STAGES = 4;
+    static constexpr int Q_TILE = BOXES * 64 * 64;   // elements
+    static constexpr int K_TILE = BOXES * KEYS * 64; // elements
+    static constexpr size_t SMEM =
+        1024 + sizeof(__nv_bfloat16) * (TILES * Q_TILE + STAGES * K_TILE) + 256;
+};
+
+// S = Q tile . K tile^T over the whole head size.
+template <int D>
+__device__ __forceinline__ void multiply(float (&s)[64], const __nv_bfloat16 *q, int q_box,
+                                         const __nv_bfloat16 *k, int k_box) {
+    wgmma_fence();
+#pragma unroll
+    for (int box = 0; box < D / 64; box++) {
+        uint64_t a = descriptor(q + box * q_box), b = descriptor(k + box * k_box);
+#pragma unroll
+        for (int step = 0; step < 4; step++) // 16 elements = 32 bytes further each
+            wgmma_ss(s, a + 2 * step, b + 2 * step, box + step > 0);
+    }
+    wgmma_commit();
+}
+
+// Running maximum and sum of one thread's own columns of two rows; lanes are merged at the end.
+struct RowState {
+    float max[2], sum[2];
+};
+
+template <bool MASK>
+__device__ __forceinline__ void accumulate_lse(float (&s)[64], RowState &r, float scale, int col0,
+                                               const int (&vis)[2]) {
+    int t = 2 * (threadIdx.x & 3);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        if (MASK) { // selects, no branches: a branch here would serialise the products in flight
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float &x = s[4 * j + 2 * half + e];
+                    x = col0 + 8 * j + t + e < vis[half] ? x : -CUDART_INF_F;
+                }
+        }
+        float m0 = s[2 * half], m1 = s[2 * half + 1];
+#pragma unroll
+        for (int j = 1; j < 16; j++) {
+            m0 = fmaxf(m0, s[4 * j + 2 * half]);
+            m1 = fmaxf(m1, s[4 * j + 2 * half + 1]);
+        }
+        float top = fmaxf(r.max[half], fmaxf(m0, m1) * scale);
+        float base = top == -CUDART_INF_F ? 0.f : top;
+        float sum0 = r.sum[half] * exp2_fast(r.max[half] - base), sum1 = 0;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            sum0 += exp2_fast(fmaf(s[4 * j + 2 * half], scale, -base));
+            sum1 += exp2_fast(fmaf(s[4 * j + 2 * half + 1], scale, -base));
+        }
+        r.max[half] = top;
+        r.sum[half] = sum0 + sum1;
+    }
+    pin(r.sum); // all of s is consumed before the next product may write it
+}
+
+__device__ __forceinline__ void store_lse(const Params &p, RowState r, int head, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+        for (int mask = 1; mask <= 2; mask *= 2) {
+            float m = __shfl_xor_sync(~0u, r.max[half], mask);
+            float s = __shfl_xor_sync(~0u, r.sum[half], mask);
+            float top = fmaxf(r.max[half], m), base = top == -CUDART_INF_F ? 0.f : top;
+            r.sum[half] = r.sum[half] * exp2_fast(r.max[half] - base) + s * exp2_fast(m - base);
+            r.max[half] = top;
+        }
+        int at = row + 8 * half;
+        if ((threadIdx.x & 3) == 0 && at < p.rows) // a row that sees nothing: p = exp2(z - inf) = 0
+            p.lse[(int64_t)head * p.rows + at] =
+                r.sum[half] > 0 ? r.max[half] + log2f(r.sum[half]) : CUDART_INF_F;
+    }
+}
+
+// One key tile: the product of the second query tile runs while the first is exponentiated, and the
+// next key tile's first product while the second is. Straight-line on purpose.
+template <int D, bool MASK, bool MORE, class Tile, class Await, class Release>
+__device__ __forceinline__ void lse_step(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b,
+                                         const __nv_bfloat16 *qa, const __nv_bfloat16 *qb,
+                                         float scale, int it, const int (&vis_a)[2],
+                                         const int (&vis_b)[2], Tile key_tile, Await await,
+                                         Release release) {
+    constexpr int KEYS = Lse<D>::KEYS;
+    multiply<D>(sb, qb, 64 * 64, key_tile(it), KEYS * 64);
+    wgmma_wait<1>();
+    pin(sa);
+    accumulate_lse<MASK>(sa, a, scale, it * KEYS, vis_a);
+    if (MORE) {
+        await(it + 1);
+        multiply<D>(sa, qa, 64 * 64, key_tile(it + 1), KEYS * 64);
+        wgmma_wait<1>();
+    } else {
+        wgmma_wait<0>();
+    }
+    pin(sb);
+    release(it);
+    accumulate_lse<MASK>(sb, b, scale, it * KEYS, vis_b);
+}
+
+template <int D, bool MASK, class Tile, class Await, class Release>
+__device__ __forceinline__ void lse_run(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b,
+                                        const __nv_bfloat16 *qa, const __nv_bfloat16 *qb,
+                                        float scale, int begin, int end, const int (&vis_a)[2],
+                                        const int (&vis_b)[2], Tile key_tile, Await await,
+                                        Release release) {
+    if (begin >= end) return;
+    await(begin);
+    multiply<D>(sa, qa, 64 * 64, key_tile(begin), Lse<D>::KEYS * 64);
+    for (int it = begin; it < end - 1; it++)
+        lse_step<D, MASK, true>(sa, sb, a, b, qa, qb, scale, it, vis_a, vis_b, key_tile, await, release);
+    lse_step<D, MASK, false>(sa, sb, a, b, qa, qb, scale, end - 1, vis_a, vis_b, key_tile, await, release);
+}
+
+template <int D>
+__global__ void __launch_bounds__(THREADS, 1)
+    lse_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap c_map,
+               const Params p) {
+    using L = Lse<D>;
+    extern __shared__ uint8_t raw[];
+    auto *q_smem = (__nv_bfloat16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
+    auto *k_smem = q_smem + L::TILES * L::Q_TILE;
+    auto *q_full = (uint64_t *)(k_smem + L::STAGES * L::K_TILE);
+    uint64_t *full = q_full + 1, *empty = full + L::STAGES;
+
+    int row0 = (int)(gridDim.x - 1 - blockIdx.x) * L::ROWS; // long rows first
+    int head = blockIdx.y, kv = head / (p.q_heads / p.kv_heads);
+    int last = min(row0 + L::ROWS, p.rows) - 1;
+    int tiles = (visible(p, last) + L::KEYS - 1) / L::KEYS;
+    int group = threadIdx.x / 128;
+
+    if (threadIdx.x == 0) {
+        barrier_init(q_full, 1);
+        for (int s = 0; s < L::STAGES; s++) {
+            barrier_init(full + s, 1);
+            barrier_init(empty + s, CONSUMERS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+
+    if (group == CONSUMERS) {
+        registers_fewer<40>();
+        if (threadIdx.x == CONSUMERS * 128) {
+            barrier_expect_bytes(q_full, L::TILES * L::Q_TILE * 2);
+            for (int t = 0; t < L::TILES; t++)
+                for (int b = 0; b < L::BOXES; b++)
+                    tma_load_2d(q_smem + t * L::Q_TILE + b * 64 * 64, &q_map, q_full,
+                                head * D + 64 * b, row0 + 64 * t);
+            for (int it = 0; it < tiles; it++) {
+                int s = it % L::STAGES;
+                if (it >= L::STAGES) barrier_wait(empty + s, (it / L::STAGES - 1) & 1);
+                barrier_expect_bytes(full + s, L::K_TILE * 2);
+                for (int b = 0; b < L::BOXES; b++)
+                    tma_load_2d(k_smem + s * L::K_TILE + b * L::KEYS * 64, &c_map, full + s,
+                                kv * D + 64 * b, it * L::KEYS);
+            }
+        }
+    } else {
+        registers_more<232>();
+        int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        int row_a = row0 + group * 128 + warp * 16 + lane / 4, row_b = row_a + 64;
+        int vis_a[2] = {visible(p, row_a), visible(p, row_a + 8)};
+        int vis_b[2] = {visible(p, row_b), visible(p, row_b + 8)};
+        const __nv_bfloat16 *qa = q_smem + 2 * group * L::Q_TILE, *qb = qa + L::Q_TILE;
+        RowState a = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}}, b = a;
+        float sa[64], sb[64];
+        // tiles that every row of this warpgroup sees whole need no mask
+        int clear = min(tiles - 1, visible(p, row0 + group * 128) / L::KEYS);
+        barrier_wait(q_full, 0);
+        auto key_tile = [&](int i) { return k_smem + i % L::STAGES * L::K_TILE; };
+        auto await = [&](int i) { barrier_wait(full + i % L::STAGES, (i / L::STAGES) & 1); };
+        auto release = [&](int i) {
+            if (threadIdx.x % 128 == 0) barrier_arrive(empty + i % L::STAGES);
+        };
+        // The products are drained between the two runs: a loop entered with one in flight would
+        // make the compiler serialise them all.
+        lse_run<D, false>(sa, sb, a, b, qa, qb, p.scale_log2, 0, clear, vis_a, vis_b, key_tile, await, release);
+        lse_run<D, true>(sa, sb, a, b, qa, qb, p.scale_log2, clear, tiles, vis_a, vis_b, key_tile, await, release);
+        store_lse(p, a, head, row_a);
+        store_lse(p, b, head, row_b);
+    }
+}
+
+// ---- pass 2 -------------------------------------------------------------------------------------
+
+template <int D> struct Imp {
+    static constexpr int BOXES = D / 64;
+    static constexpr int ROWS = 64, KEYS = 128 * CONSUMERS, STAGES = 5;
+    static constexpr int Q_TILE = BOXES * 64 * 64;
+    static constexpr int K_PART = BOXES * 128 * 64; // one warpgroup's keys
+    static constexpr int K_TILE = CONSUMERS * K_PART;
+    static constexpr size_t SMEM =
+        1024 + sizeof(__nv_bfloat16) * (STAGES * Q_TILE + 2 * K_TILE) + 256;
+};
+
+template <bool MEAN> __device__ __forceinline__ float join(float a, float b) {
+    return MEAN ? a + b : fmaxf(a, b);
+}
+// Both partial results of a cell that two blocks share; order does not matter for two terms on 0.
+template <bool MEAN> __device__ __forceinline__ void join_global(float *at, float v) {
+    if (MEAN)
+        atomicAdd(at, v);
+    else
+        atomicMax((int *)at, __float_as_int(v)); // v >= 0
+}
+
+// Pools one row's 128 group sums (2 per 8-column group in this thread) over windows of RHO+1 columns
+// starting one before a multiple of RHO, and writes the cells (training.md 4.3).
+template <int RHO, bool MEAN>
+__device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *out, int key0,
+                                         int n_d, bool write) {
+    int lane = threadIdx.x & 3;
+    float factor = MEAN ? 1.f / (RHO + 1) : 1.f;
+    if (RHO == 1) {
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int a = key0 + 8 * j + 2 * lane + e;
+                if (write && a < n_d) out[a] = P[4 * j + 2 * half + e];
+            }
+        return;
+    }
+    constexpr int GROUPS = RHO > 8 ? RHO / 8 : 1;       // 8-column groups per cell
+    constexpr int LANES = RHO >= 8 ? 4 : RHO / 2;       // lanes per cell
+    constexpr int PREV_EVERY = GROUPS;
+#pragma unroll
+    for (int g = 0; g < 16 / GROUPS; g++) {
+        float v = join<MEAN>(P[4 * g * GROUPS + 2 * half], P[4 * g * GROUPS + 2 * half + 1]);
+#pragma unroll
+        for (int k = 1; k < GROUPS; k++)
+            v = join<MEAN>(v, join<MEAN>(P[4 * (g * GROUPS + k) + 2 * half],
+                                         P[4 * (g * GROUPS + k) + 2 * half + 1]));
+#pragma unroll
+        for (int mask = 1; mask < LANES; mask *= 2)
+            v = join<MEAN>(v, __shfl_xor_sync(~0u, v, mask));
+        // the column before this cell: from the lane to the left, or the group before
+        int j = g * PREV_EVERY;
+        float mine = lane == 3 ? (j > 0 ? P[4 * (j - 1 >= 0 ? j - 1 : 0) + 2 * half + 1] : 0.f)
+                               : P[4 * j + 2 * half + 1];
+        float prev = __shfl_sync(~0u, mine, ((threadIdx.x & 31) & ~3) | ((lane + 3) & 3));
+        bool first = lane % LANES == 0;
+        int a = (key0 + 8 * j + 2 * lane) / RHO;
+        if (first && write && a < n_d) {
+            if (g == 0 && lane == 0)
+                join_global<MEAN>(out + a, v * factor);
+            else
+                out[a] = join<MEAN>(v, prev) * factor;
+        }
+    }
+    int a = (key0 + 128) / RHO; // our last column belongs to the next tile's first cell too
+    if (lane == 3 && write && a < n_d) join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
+}
+
+__device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&s)[64], float scale,
+                                                  const float (&lse)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                int i = 4 * j + 2 * half + e;
+                P[i] += exp2_fast(fmaf(s[i], scale, -lse[half]));
+            }
+}
+
+template <int D, int RHO, bool MEAN>
+__global__ void __launch_bounds__(THREADS, 1)
+    importance_kernel(const __grid_constant__ CUtensorMap q_map,
+                      const __grid_constant__ CUtensorMap c_map, const Params p) {
+    using L = Imp<D>;
+    extern __shared__ uint8_t raw[];
+    auto *k_smem = (__nv_bfloat16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
+    auto *q_smem = k_smem + 2 * L::K_TILE;
+    auto *q_full = (uint64_t *)(q_smem + L::STAGES * L::Q_TILE);
+    uint64_t *q_empty = q_full + L::STAGES, *k_full = q_empty + L::STAGES, *k_empty = k_full + 2;
+
+    int kv = blockIdx.z, G = p.q_heads / p.kv_heads;
+    int row0 = (int)(gridDim.x - 1 - blockIdx.x) * L::ROWS;
+    int last = min(row0 + L::ROWS, p.rows) - 1;
+    int all_tiles = (visible(p, last) + L::KEYS - 1) / L::KEYS;
+    int tile0 = blockIdx.y * p.chunk, tiles = min(p.chunk, all_tiles - tile0);
+    if (tiles <= 0) return;
+    int group = threadIdx.x / 128;
+
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < L::STAGES; s++) {
+            barrier_init(q_full + s, 1);
+            barrier_init(q_empty + s, CONSUMERS);
+        }
+        for (int s = 0; s < 2; s++) {
+            barrier_init(k_full + s, 1);
+            barrier_init(k_empty + s, CONSUMERS);
+        }
+        barrier_init_fence();
+    }
+    __syncthreads();
+
+    if (group == CONSUMERS) {
+        registers_fewer<24>();
+        if (threadIdx.x == CONSUMERS * 128) {
+            int step = 0;
+            for (int t = 0; t < tiles; t++) {
+                int kb = t & 1;
+                if (t >= 2) barrier_wait(k_empty + kb, (t / 2 - 1) & 1);
+                barrier_expect_bytes(k_full + kb, L::K_TILE * 2);
+                for (int w = 0; w < CONSUMERS; w++)
+                    for (int b = 0; b < L::BOXES; b++)
+                        tma_load_2d(k_smem + kb * L::K_TILE + w * L::K_PART + b * 128 * 64, &c_map,
+                                    k_full + kb, kv * D + 64 * b,
+                                    (tile0 + t) * L::KEYS + 128 * w);
+                for (int a = 0; a < G; a++, step++) {
+                    int s = step % L::STAGES;
+                    if (step >= L::STAGES) barrier_wait(q_empty + s, (step / L::STAGES - 1) & 1);
+                    barrier_expect_bytes(q_full + s, L::Q_TILE * 2);
+                    for (int b = 0; b < L::BOXES; b++)
+                        tma_load_2d(q_smem + s * L::Q_TILE + b * 64 * 64, &q_map, q_full + s,
+                                    (kv * G + a) * D + 64 * b, row0);
+                }
+            }
+        }
+    } else {
+        registers_more<240>();
+        int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+        int row = row0 + warp * 16 + lane / 4;
+        int vis[2] = {visible(p, row), visible(p, row + 8)};
+        bool exists[2] = {row < p.rows, row + 8 < p.rows};
+        const float *lse = p.lse + (int64_t)kv * G * p.rows;
+        int at[2] = {min(row, p.rows - 1), min(row + 8, p.rows - 1)};
+        bool signal = threadIdx.x % 128 == 0;
+        float s0[64], s1[64], P[64];
+        int step = 0; // of the Q stages, issued products
+
+        auto issue = [&](float(&s)[64], const __nv_bfloat16 *k) {
+            int st = step % L::STAGES;
+            barrier_wait(q_full + st, (step / L::STAGES) & 1);
+            multiply<D>(s, q_smem + st * L::Q_TILE, 64 * 64, k, 128 * 64);
+            step++;
+        };
+        for (int t = 0; t < tiles; t++) {
+            int kb = t & 1;
+            barrier_wait(k_full + kb, (t / 2) & 1);
+            const __nv_bfloat16 *k = k_smem + kb * L::K_TILE + group * L::K_PART;
+            int key0 = (tile0 + t) * L::KEYS + 128 * group;
+#pragma unroll
+            for (int i = 0; i < 64; i++) P[i] = 0;
+            int done = step; // products finished: their stage may be refilled
+            const float *head_lse = lse;
+            auto finish = [&](float(&s)[64]) {
+                pin(s);
+                if (signal) barrier_arrive(q_empty + done % L::STAGES);
+                done++;
+                float l[2] = {head_lse[at[0]], head_lse[at[1]]};
+                head_lse += p.rows;
+                add_probabilities(P, s, p.scale_log2, l);
+            };
+            issue(s0, k);
+            for (int pair = 0; pair < (G - 1) / 2; pair++) {
+                issue(s1, k);
+                wgmma_wait<1>();
+                finish(s0);
+                issue(s0, k);
+                wgmma_wait<1>();
+                finish(s1);
+            }
+            if (G % 2 == 0) {
+                issue(s1, k);
+                wgmma_wait<1>();
+                finish(s0);
+                wgmma_wait<0>();
+                finish(s1);
+            } else {
+                wgmma_wait<0>();
+                finish(s0);
+            }
+            if (signal) barrier_arrive(k_empty + kb);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                if (key0 + 128 > vis[half]) {
+                    int c = 2 * (lane & 3);
+#pragma unroll
+                    for (int j = 0; j < 16; j++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            if (key0 + 8 * j + c + e >= vis[half]) P[4 * j + 2 * half + e] = 0;
+                }
+                float *out = p.out + (int64_t)at[half] * p.out_ld + (int64_t)kv * p.n_d;
+                pool_row<RHO, MEAN>(P, half, out, key0, p.n_d, exists[half]);
+            }
+        }
+    }
+}
+
+} // namespace importance_sm90

@@ -1,0 +1,100 @@
+// Block lists: the best k blocks of every row and KV head, ascending, ties to the lower index
+// (training.md 5.2).
+//
+// One thread block per (row, head). Scores become order-preserving integers in shared memory; the
+// k-th largest is found bit by bit by counting; then one pass in index order collects everything
+// above it and as many of its equals, from the left, as there is room for.
+#include "kernels/cuda/selection.cuh"
+
+enum { THREADS = 128 };
+
+// Larger floats have larger integers; -0 counts as +0.
+__device__ __forceinline__ uint32_t ordered(float x) {
+    uint32_t u = __float_as_uint(x + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+// Exclusive prefix over the block's threads of a flag, and the total.
+__device__ __forceinline__ int prefix(bool flag, int *warp_counts, int *total) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    unsigned votes = __ballot_sync(~0u, flag);
+    if (lane == 0) warp_counts[warp] = __popc(votes);
+    __syncthreads();
+    int before = __popc(votes & ((1u << lane) - 1)), all = 0;
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; w++) {
+        if (w < warp) before += warp_counts[w];
+        all += warp_counts[w];
+    }
+    __syncthreads();
+    *total = all;
+    return before;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    select_kernel(BlockRule s, const float *a, int64_t a_ld, int64_t n_d, int64_t i0, int nb,
+                  int32_t *lists, int64_t lists_ld) {
+    extern __shared__ uint32_t key[]; // [nb]
+    __shared__ int warp_counts[32];
+    int64_t r = blockIdx.x, h = blockIdx.y, qb = (i0 + r) / s.block;
+    int k = (int)(s.topk < nb ? s.topk : nb);
+    int32_t *list = lists + r * lists_ld + h * s.topk;
+    const float *row = a + r * a_ld + h * n_d;
+    for (int b = threadIdx.x; b < nb; b += THREADS)
+        key[b] = ordered(block_score(s, row, n_d, b, qb));
+    __syncthreads();
+
+    uint32_t last = 0; // largest value that at least k keys reach
+    if (k < nb) {
+        for (int bit = 31; bit >= 0; bit--) {
+            uint32_t want = last | 1u << bit;
+            int count = 0;
+            for (int b = threadIdx.x; b < nb; b += THREADS) count += key[b] >= want;
+            // counting in two steps: __syncthreads_count adds predicates only
+#pragma unroll
+            for (int m = 16; m; m /= 2) count += __shfl_xor_sync(~0u, count, m);
+            if ((threadIdx.x & 31) == 0) warp_counts[threadIdx.x >> 5] = count;
+            __syncthreads();
+            count = 0;
+#pragma unroll
+            for (int w = 0; w < THREADS / 32; w++) count += warp_counts[w];
+            __syncthreads();
+            if (count >= k) last = want;
+            if (count == k) break; // exactly the k best reach it
+        }
+    }
+    int above = 0, n = 0, total;
+    for (int b = threadIdx.x; b < nb; b += THREADS) above += key[b] > last;
+    above = block_sum(above, warp_counts);
+    int room = k - above; // for keys equal to `last`
+    for (int b0 = 0; b0 < nb; b0 += THREADS) {
+        int b = b0 + threadIdx.x;
+        uint32_t v = b < nb ? key[b] : 0;
+        bool equal = b < nb && v == last, more = b < nb && v > last;
+        int rank = prefix(equal, warp_counts, &total);
+        bool take = more || (equal && rank < room);
+        room -= total < room ? total : room;
+        bool listed = take && b <= qb; // blocks of the future keep no place but the -1 at the end
+        int at = prefix(listed, warp_counts, &total);
+        if (listed) list[n + at] = b;
+        n += total;
+    }
+    for (int x = n + threadIdx.x; x < s.topk; x += THREADS) list[x] = -1;
+}
+
+OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
+                         int64_t i0, int64_t nb, sp_tensor lists) {
+    sp_cuda *c = sp_cuda_of(a);
+    size_t shared = (size_t)nb * sizeof(uint32_t);
+    if (shared > 200 << 10)
+        return sp_error(SP_ENVIRONMENT, "select_blocks on CUDA holds at most %d blocks, not %lld",
+                        (200 << 10) / 4, (long long)nb);
+    CUDA_TRY(cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)(shared > 48 << 10 ? shared : 48 << 10)));
+    select_kernel<<<dim3((unsigned)a.rows, (unsigned)kv_heads), THREADS, shared, c->stream>>>(
+        block_rule(s, deployed), (const float *)a.data, a.ld, a.cols / kv_heads, i0, (int)nb,
+        (int32_t *)lists.data, lists.ld);
+    LAUNCHED("select_blocks", "[%lld, %lld], %lld blocks", (long long)a.rows, (long long)a.cols,
+             (long long)nb);
+    return SP_OK;
+}

@@ -1,0 +1,94 @@
+// Block-sparse attention (training.md 6.1): the Hopper kernel for blocks of 64 keys, else the
+// portable one.
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/sparse_attention_sm90.cuh"
+
+using sparse_sm90::Entry;
+using sparse_sm90::Layout;
+using sparse_sm90::Params;
+
+// Queries with their heads: [rows][q_heads][d] as a 3-D map, boxes of `queries` x G x 64.
+static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries, CUtensorMap *out) {
+    cuuint64_t dims[3] = {(cuuint64_t)heads.head_dim, (cuuint64_t)heads.q_heads,
+                          (cuuint64_t)q.rows};
+    cuuint64_t strides[2] = {(cuuint64_t)heads.head_dim * 2, (cuuint64_t)q.ld * 2};
+    cuuint32_t box[3] = {64, (cuuint32_t)(heads.q_heads / heads.kv_heads), (cuuint32_t)queries};
+    cuuint32_t ones[3] = {1, 1, 1};
+    CUresult r = c->encode_map(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, q.data, dims, strides, box,
+                               ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r == CUDA_SUCCESS) return SP_OK;
+    return sp_error(SP_ENVIRONMENT, "CUDA: no tensor map for queries [%lld, %lld] ld %lld: error %d",
+                    (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
+}
+
+template <int D, int W>
+static sp_status launch(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
+                        sp_tensor v, sp_tensor lists, sp_tensor out) {
+    int G = (int)(heads.q_heads / heads.kv_heads), per = 64 / G, queries = per * W;
+    int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
+    int capacity = (int)(queries * listed < nb ? queries * listed : nb);
+    int64_t groups = ceil_div(q.rows, queries), at = groups * heads.kv_heads;
+    void *scratch;
+    SP_TRY(sp_cuda_scratch(c, at * (capacity * (int64_t)sizeof(Entry) + 4), "unions of block lists",
+                           &scratch));
+    Entry *entries = (Entry *)scratch;
+    int *counts = (int *)(entries + at * capacity);
+    size_t shared = (size_t)nb * 4;
+    CUDA_TRY(cudaFuncSetAttribute(sparse_sm90::union_kernel,
+                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)(shared > 48 << 10 ? shared : 48 << 10)));
+    dim3 grid((unsigned)groups, (unsigned)heads.kv_heads);
+    sparse_sm90::union_kernel<<<grid, sparse_sm90::UNION_THREADS, shared, c->stream>>>(
+        (const int32_t *)lists.data, lists.ld, (int)listed, (int)q.rows, queries, (int)nb, capacity,
+        entries, counts);
+    LAUNCHED("union_kernel", "%lld rows, %lld blocks", (long long)q.rows, (long long)nb);
+
+    CUtensorMap q_map, k_map, v_map;
+    SP_TRY(query_map(c, heads, q, per, &q_map));
+    SP_TRY(sp_cuda_map(c, k, 64, &k_map));
+    SP_TRY(sp_cuda_map(c, v, 64, &v_map));
+    Params p = {.q0 = q0,
+                .rows = (int)q.rows,
+                .group = G,
+                .kv_heads = (int)heads.kv_heads,
+                .per_warpgroup = per,
+                .scale_log2 = (float)(1.4426950408889634 / sqrt((double)D)),
+                .entries = entries,
+                .counts = counts,
+                .capacity = capacity,
+                .out = (bf16 *)out.data,
+                .out_ld = out.ld};
+    auto kernel = sparse_sm90::attention_kernel<D, W>;
+    size_t smem = Layout<D, W>::smem(capacity);
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    kernel<<<grid, Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
+    LAUNCHED("attention_kernel", "%lld rows, %lld/%lld heads of %d, lists of %lld",
+             (long long)q.rows, (long long)heads.q_heads, (long long)heads.kv_heads, D,
+             (long long)listed);
+    return SP_OK;
+}
+
+// The union of W warpgroups' lists must fit beside the tiles, its query mask into 32 bits.
+template <int D, int W>
+static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
+    int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
+    int64_t capacity = queries * listed < nb ? queries * listed : nb;
+    return queries <= 32 && Layout<D, W>::smem((int)capacity) <= 227 << 10 && nb * 4 <= 200 << 10;
+}
+
+OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
+                            sp_tensor lists, int64_t block, sp_tensor out) {
+    sp_cuda *c = sp_cuda_of(q);
+    int64_t nb = ceil_div(q0 + q.rows, block), listed = lists.cols / heads.kv_heads;
+    if (c->hopper && block == 64 && heads.q_heads / heads.kv_heads <= 16) {
+        if (heads.head_dim == 128 && fits<128, 3>(heads, nb, listed))
+            return launch<128, 3>(c, heads, q, q0, k, v, lists, out);
+        if (heads.head_dim == 128 && fits<128, 2>(heads, nb, listed))
+            return launch<128, 2>(c, heads, q, q0, k, v, lists, out);
+        if (heads.head_dim == 64 && fits<64, 2>(heads, nb, listed))
+            return launch<64, 2>(c, heads, q, q0, k, v, lists, out);
+    }
+    return attention::run(c, heads, q, q0, k, v, &lists, block, out);
+}

@@ -1,0 +1,311 @@
+// ctest: timeout=600
+// Every operation of the CUDA backend against the CPU backend on the same bf16 inputs, over a table of
+// shapes. Skipped where no device is.
+//
+// Bounds: a result stored in bf16 differs from the fp32 one by its rounding, at most 2^-9 of each
+// value, 1.7e-3 in L2 for what is spread evenly; 4e-3 allows for twice that. Results in fp32 from the
+// same bf16 inputs differ by fp32 rounding only, growing with the length of the sums; probabilities
+// use the hardware's exp2, good to 2^-22.
+#include "tests/support.h"
+
+#include "common/build.h"
+#include "common/util.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static sp_backend *cpu, *gpu;
+static uint64_t seed = 20261129;
+
+typedef struct pair {
+    sp_tensor on_cpu, on_gpu;
+    int64_t n;
+} pair;
+
+static pair make(sp_dtype gpu_type, int64_t rows, int64_t cols) {
+    pair p = {.n = rows * cols};
+    sp_dtype t = gpu_type == SP_BF16 ? SP_F32 : gpu_type;
+    assert_ok(sp_tensor_alloc(cpu, t, rows, cols, "test", &p.on_cpu));
+    assert_ok(sp_tensor_alloc(gpu, gpu_type, rows, cols, "test", &p.on_gpu));
+    if (gpu_type != SP_I32) { // poison: every element must be written
+        assert_ok(sp_fill(p.on_cpu, NAN));
+        assert_ok(sp_fill(p.on_gpu, NAN));
+    }
+    return p;
+}
+
+static void drop(pair *p) {
+    sp_tensor_free(&p->on_cpu);
+    sp_tensor_free(&p->on_gpu);
+}
+
+static pair random_pair(sp_dtype gpu_type, int64_t rows, int64_t cols, float sigma) {
+    pair p = make(gpu_type, rows, cols);
+    float *x = malloc((size_t)p.n * sizeof *x);
+    for (int64_t i = 0; i < p.n; i++) {
+        float u = test_uniform(&seed, 0, 1), v = test_uniform(&seed, 0, 1);
+        x[i] = sigma * sqrtf(-2 * logf(u + 1e-9f)) * cosf(6.2831853f * v);
+        if (gpu_type == SP_BF16) x[i] = sp_bf16_to_f32(sp_f32_to_bf16(x[i]));
+    }
+    assert_ok(sp_upload(p.on_cpu, x));
+    assert_ok(sp_upload(p.on_gpu, x));
+    free(x);
+    return p;
+}
+
+static double compare(pair p, const char *what, double bound) {
+    float *want = malloc((size_t)p.n * sizeof *want), *got = malloc((size_t)p.n * sizeof *got);
+    assert_ok(sp_download(p.on_cpu, want));
+    assert_ok(sp_download(p.on_gpu, got));
+    double error = test_rel_error(got, want, p.n);
+    printf("    %-28s rel %.2e (bound %.0e)\n", what, error, bound);
+    if (!(error <= bound)) fail_msg("%s: relative error %g above %g", what, error, bound);
+    free(want);
+    free(got);
+    return error;
+}
+
+typedef struct shape {
+    const char *name;
+    int64_t T, i0;
+    sp_heads heads;
+    sp_grid deployed, fine;
+    sp_selection s;
+    int64_t hidden, ffn;
+    float sigma;
+} shape;
+
+static const shape shapes[] = {
+    {"tiny", 1024, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, false}, 256, 512, 1},
+    {"tiny ragged", 203, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, true}, 256, 512, 1},
+    {"tiny peaked", 203, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, false}, 256, 512, 4},
+    {"one window", 9, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, false}, 256, 512, 1},
+    {"minicpm", 3000, 0, {32, 2, 128}, {32, 16}, {2, 1}, {64, 1, 4, 16, false}, 512, 1024, 1},
+    {"minicpm tile", 3000, 2048, {32, 2, 128}, {32, 16}, {2, 1}, {64, 1, 4, 16, true}, 512, 1024, 1},
+    {"native grid", 1500, 0, {32, 2, 128}, {32, 16}, {32, 16}, {64, 1, 4, 12, false}, 512, 1024, 1},
+    {"grid 8/4", 777, 0, {4, 4, 64}, {32, 16}, {8, 4}, {64, 1, 2, 6, false}, 264, 520, 1},
+    {"group 3, block 128", 900, 0, {6, 2, 64}, {16, 8}, {2, 1}, {128, 1, 1, 4, false}, 192, 384, 1},
+    {"group 8", 1300, 0, {16, 2, 128}, {32, 16}, {16, 8}, {64, 2, 3, 9, false}, 256, 256, 1},
+};
+
+static void frozen_layers(const shape *c) {
+    int64_t R = c->T - c->i0, q_cols = c->heads.q_heads * c->heads.head_dim;
+    pair x = random_pair(SP_BF16, R, c->hidden, 1), w = random_pair(SP_BF16, 1, c->hidden, 1);
+    pair y = make(SP_BF16, R, c->hidden);
+    assert_ok(sp_rmsnorm(x.on_cpu, w.on_cpu, 1e-5f, y.on_cpu));
+    assert_ok(sp_rmsnorm(x.on_gpu, w.on_gpu, 1e-5f, y.on_gpu));
+    compare(y, "rmsnorm", 4e-3);
+    drop(&y);
+    pair q_w = random_pair(SP_BF16, q_cols, c->hidden, 0.05f);
+    y = make(SP_BF16, R, q_cols);
+    assert_ok(sp_linear(x.on_cpu, q_w.on_cpu, y.on_cpu));
+    assert_ok(sp_linear(x.on_gpu, q_w.on_gpu, y.on_gpu));
+    compare(y, "linear", 4e-3);
+    pair cs = random_pair(SP_F32, c->T, c->heads.head_dim / 2, 0.5f);
+    pair sn = random_pair(SP_F32, c->T, c->heads.head_dim / 2, 0.5f);
+    for (int back = 0; back < 2; back++) {
+        assert_ok(sp_rope(y.on_cpu, cs.on_cpu, sn.on_cpu, c->i0, c->heads.head_dim, back));
+        assert_ok(sp_rope(y.on_gpu, cs.on_gpu, sn.on_gpu, c->i0, c->heads.head_dim, back));
+    }
+    compare(y, "rope twice", 8e-3);
+    pair branch = random_pair(SP_BF16, R, c->hidden, 1);
+    assert_ok(sp_residual_add(x.on_cpu, branch.on_cpu, 0.2475f));
+    assert_ok(sp_residual_add(x.on_gpu, branch.on_gpu, 0.2475f));
+    compare(x, "residual_add", 4e-3);
+    pair gu = random_pair(SP_BF16, R, 2 * c->ffn, 2), act = make(SP_BF16, R, c->ffn);
+    assert_ok(sp_swiglu(gu.on_cpu, act.on_cpu));
+    assert_ok(sp_swiglu(gu.on_gpu, act.on_gpu));
+    compare(act, "swiglu", 4e-3);
+    pair dy = random_pair(SP_BF16, R, 2 * c->heads.head_dim, 1);
+    pair g = random_pair(SP_F32, 2 * c->heads.head_dim, c->hidden, 1);
+    assert_ok(sp_grad_weight(dy.on_cpu, x.on_cpu, g.on_cpu));
+    assert_ok(sp_copy(branch.on_gpu, x.on_gpu));
+    assert_ok(sp_grad_weight(dy.on_gpu, x.on_gpu, g.on_gpu));
+    compare(g, "grad_weight", 4e-3); // x was rounded on one side only
+    float *same = malloc((size_t)g.n * sizeof *same);
+    double a, b, size;
+    assert_ok(sp_download(g.on_gpu, same));
+    assert_ok(sp_upload(g.on_cpu, same));
+    free(same);
+    assert_ok(sp_sum_squares(g.on_cpu, &size));
+    assert_ok(sp_sum_squares(g.on_gpu, &b));
+    assert_true(fabs(size - b) <= 1e-12 * size); // summed in double on both sides
+    assert_ok(sp_sum(g.on_cpu, &a));
+    assert_ok(sp_sum(g.on_gpu, &b));
+    assert_true(fabs(a - b) <= 1e-12 * sqrt(size * (double)g.n));
+    pair *all[] = {&x, &w, &y, &q_w, &cs, &sn, &branch, &gu, &act, &dy, &g};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
+}
+
+static int64_t rows_of_different_lists(pair lists) {
+    int64_t n = lists.on_cpu.rows, cols = lists.on_cpu.cols, different = 0;
+    int32_t *a = malloc((size_t)lists.n * sizeof *a), *b = malloc((size_t)lists.n * sizeof *b);
+    assert_ok(sp_download(lists.on_cpu, a));
+    assert_ok(sp_download(lists.on_gpu, b));
+    for (int64_t r = 0; r < n; r++)
+        different += memcmp(a + r * cols, b + r * cols, (size_t)cols * sizeof *a) != 0;
+    free(a);
+    free(b);
+    return different;
+}
+
+static void method(const shape *c) {
+    int64_t R = c->T - c->i0, d = c->heads.head_dim, q_cols = c->heads.q_heads * d;
+    int64_t kv_cols = c->heads.kv_heads * d, nb = (c->T + c->s.block - 1) / c->s.block;
+    int64_t n_d = sp_windows(c->deployed, c->T), n_t = sp_windows(c->fine, c->T);
+    bool native = c->fine.kernel == c->deployed.kernel && c->fine.stride == c->deployed.stride;
+    pair q = random_pair(SP_BF16, R, q_cols, c->sigma), k = random_pair(SP_BF16, c->T, kv_cols, 1);
+    pair v = random_pair(SP_BF16, c->T, kv_cols, 1), f = random_pair(SP_BF16, R, kv_cols, c->sigma);
+    pair cd = make(SP_BF16, n_d, kv_cols), ct = make(SP_BF16, n_t, kv_cols);
+    assert_ok(sp_compress_keys(k.on_cpu, c->deployed, 0, cd.on_cpu));
+    assert_ok(sp_compress_keys(k.on_gpu, c->deployed, 0, cd.on_gpu));
+    compare(cd, "compress_keys deployed", 4e-3);
+    assert_ok(sp_compress_keys(k.on_cpu, c->fine, 0, ct.on_cpu));
+    assert_ok(sp_compress_keys(k.on_gpu, c->fine, 0, ct.on_gpu));
+    compare(ct, "compress_keys fine", 4e-3);
+    // from here on the same compressed keys on both sides
+    float *same = malloc((size_t)(ct.n > cd.n ? ct.n : cd.n) * sizeof *same);
+    assert_ok(sp_download(cd.on_gpu, same));
+    assert_ok(sp_upload(cd.on_cpu, same));
+    assert_ok(sp_download(ct.on_gpu, same));
+    assert_ok(sp_upload(ct.on_cpu, same));
+    free(same);
+
+    for (int mean = 0; mean < 2; mean++) {
+        sp_importance_args a = {.heads = c->heads, .fine = c->fine, .deployed = c->deployed,
+                                .n_d = n_d, .align = mean ? SP_ALIGN_MEAN : SP_ALIGN_MAX,
+                                .visibility = native ? SP_SEES_COMPLETE : SP_SEES_START};
+        pair imp = make(SP_F32, R, c->heads.kv_heads * n_d);
+        assert_ok(sp_importance(&a, q.on_cpu, c->i0, ct.on_cpu, imp.on_cpu));
+        assert_ok(sp_importance(&a, q.on_gpu, c->i0, ct.on_gpu, imp.on_gpu));
+        compare(imp, mean ? "importance mean" : "importance max", 1e-5);
+        if (!mean) { // selection and loss from the same importance on both sides
+            float *rows = malloc((size_t)imp.n * sizeof *rows);
+            assert_ok(sp_download(imp.on_cpu, rows));
+            assert_ok(sp_upload(imp.on_gpu, rows));
+            free(rows);
+            pair scores = make(SP_F32, R, c->heads.kv_heads * nb);
+            assert_ok(sp_block_scores(&c->s, c->deployed, c->heads.kv_heads, imp.on_cpu, c->i0, nb,
+                                      scores.on_cpu));
+            assert_ok(sp_block_scores(&c->s, c->deployed, c->heads.kv_heads, imp.on_gpu, c->i0, nb,
+                                      scores.on_gpu));
+            compare(scores, "block_scores", 0);
+            pair lists = make(SP_I32, R, c->heads.kv_heads * c->s.topk);
+            assert_ok(sp_select_blocks(&c->s, c->deployed, c->heads.kv_heads, imp.on_cpu, c->i0, nb,
+                                       lists.on_cpu));
+            assert_ok(sp_select_blocks(&c->s, c->deployed, c->heads.kv_heads, imp.on_gpu, c->i0, nb,
+                                       lists.on_gpu));
+            assert_int_equal(rows_of_different_lists(lists), 0);
+            for (int ideal = 0; ideal < 2; ideal++) {
+                sp_kl_args kl = {.heads = c->heads, .deployed = c->deployed, .selection = c->s,
+                                 .gradient = ideal ? SP_KL_IDEAL : SP_KL_EXACT,
+                                 .weight = 1.0 / (double)(c->heads.kv_heads * c->T)};
+                pair loss = make(SP_F32, R, c->heads.kv_heads), df = make(SP_BF16, R, kv_cols);
+                pair sp = make(SP_F32, R, c->heads.kv_heads * n_d);
+                pair dz = make(SP_F32, R, c->heads.kv_heads * n_d);
+                assert_ok(sp_kl(&kl, f.on_cpu, c->i0, cd.on_cpu, imp.on_cpu, lists.on_cpu,
+                                loss.on_cpu, df.on_cpu, &sp.on_cpu, &dz.on_cpu));
+                assert_ok(sp_kl(&kl, f.on_gpu, c->i0, cd.on_gpu, imp.on_gpu, lists.on_gpu,
+                                loss.on_gpu, df.on_gpu, &sp.on_gpu, &dz.on_gpu));
+                compare(sp, "kl student_p", 1e-5);
+                compare(loss, "kl row_loss", 2e-5);
+                compare(dz, "kl dz", 5e-5);
+                compare(df, "kl df", 8e-3);
+                // without the optional outputs the same
+                assert_ok(sp_fill(df.on_gpu, NAN));
+                assert_ok(sp_kl(&kl, f.on_gpu, c->i0, cd.on_gpu, imp.on_gpu, lists.on_gpu,
+                                loss.on_gpu, df.on_gpu, NULL, NULL));
+                compare(df, "kl df, no probes", 8e-3);
+                drop(&loss), drop(&df), drop(&sp), drop(&dz);
+            }
+            pair attn = make(SP_BF16, R, q_cols);
+            assert_ok(sp_sparse_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu,
+                                          lists.on_cpu, c->s.block, attn.on_cpu));
+            assert_ok(sp_sparse_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu,
+                                          lists.on_gpu, c->s.block, attn.on_gpu));
+            compare(attn, "sparse_attention", 6e-3); // probabilities are rounded to bf16 too
+            assert_ok(sp_fill(attn.on_gpu, NAN));
+            assert_ok(sp_dense_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu, attn.on_cpu));
+            assert_ok(sp_dense_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu, attn.on_gpu));
+            compare(attn, "dense_attention", 6e-3);
+            drop(&attn), drop(&scores), drop(&lists);
+        }
+        drop(&imp);
+    }
+    pair raw = make(SP_F32, R, c->heads.kv_heads * n_d);
+    for (int complete = 0; complete < 2; complete++) {
+        sp_visibility see = complete ? SP_SEES_COMPLETE : SP_SEES_START;
+        assert_ok(sp_forecast_scores(c->heads, c->deployed, see, f.on_cpu, c->i0, cd.on_cpu,
+                                     raw.on_cpu));
+        assert_ok(sp_forecast_scores(c->heads, c->deployed, see, f.on_gpu, c->i0, cd.on_gpu,
+                                     raw.on_gpu));
+        compare(raw, "forecast_scores", 1e-5);
+    }
+    drop(&raw);
+    pair *all[] = {&q, &k, &v, &f, &cd, &ct};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
+}
+
+static void operations_agree_with_the_cpu(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        printf("  %s\n", shapes[i].name);
+        frozen_layers(&shapes[i]);
+        method(&shapes[i]);
+    }
+}
+
+static void optimiser_and_tables(void **state) {
+    (void)state;
+    pair w = random_pair(SP_F32, 100, 77, 1), g = random_pair(SP_F32, 100, 77, 1);
+    pair m = make(SP_F32, 100, 77), v = make(SP_F32, 100, 77);
+    assert_ok(sp_fill(m.on_cpu, 0));
+    assert_ok(sp_fill(m.on_gpu, 0));
+    assert_ok(sp_fill(v.on_cpu, 0));
+    assert_ok(sp_fill(v.on_gpu, 0));
+    for (int64_t step = 1; step <= 3; step++) {
+        sp_adamw_args a = {1e-3f, 0.9f, 0.95f, 1e-6f, 0.01f, 0.5f, step};
+        assert_ok(sp_adamw(&a, w.on_cpu, m.on_cpu, v.on_cpu, g.on_cpu));
+        assert_ok(sp_adamw(&a, w.on_gpu, m.on_gpu, v.on_gpu, g.on_gpu));
+    }
+    compare(w, "adamw weights", 1e-6);
+    compare(v, "adamw second moment", 1e-6);
+    pair table = random_pair(SP_BF16, 50, 24, 1), out = make(SP_BF16, 3, 24);
+    pair ids = make(SP_I32, 3, 1);
+    const int32_t tokens[3] = {49, 0, 7}, wrong[3] = {1, 50, 2};
+    assert_ok(sp_upload(ids.on_cpu, tokens));
+    assert_ok(sp_upload(ids.on_gpu, tokens));
+    assert_ok(sp_embed(ids.on_cpu, table.on_cpu, 12, out.on_cpu));
+    assert_ok(sp_embed(ids.on_gpu, table.on_gpu, 12, out.on_gpu));
+    compare(out, "embed", 4e-3);
+    assert_ok(sp_upload(ids.on_gpu, wrong));
+    assert_fails(sp_embed(ids.on_gpu, table.on_gpu, 12, out.on_gpu), SP_BAD_INPUT, "position 1");
+    pair *all[] = {&w, &g, &m, &v, &table, &out, &ids};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
+}
+
+int main(void) {
+#if SPARDA_HAVE_CUDA
+    sp_backend_options o = {.name = "cuda", .local_ranks = 1};
+    if (sp_backend_open(&o, &gpu) != SP_OK) {
+        printf("skipped: %s\n", sp_error_text());
+        return 0;
+    }
+    o.name = "cpu";
+    if (sp_backend_open(&o, &cpu) != SP_OK) return 1;
+    printf("%s\n", sp_backend_description(gpu));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(operations_agree_with_the_cpu),
+        cmocka_unit_test(optimiser_and_tables),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    sp_backend_close(gpu);
+    sp_backend_close(cpu);
+    return failed;
+#else
+    printf("skipped: built without CUDA\n");
+    return 0;
+#endif
+}
