@@ -52,6 +52,12 @@ typedef struct sp_operations {
     sp_status (*scale)(sp_tensor x, float factor);
     sp_status (*sum)(sp_tensor x, double *out);
     sp_status (*sum_squares)(sp_tensor x, double *out);
+    // NULL where a backend has no communication of its own
+    sp_status (*comm_id)(sp_backend *be, char id[SP_COMM_ID_BYTES]);
+    sp_status (*comm_join)(sp_backend *be, const char id[SP_COMM_ID_BYTES], int rank, int size,
+                           double deadline_s);
+    sp_status (*all_reduce)(sp_tensor t);
+
     sp_status (*adamw)(const sp_adamw_args *p, sp_tensor w, sp_tensor m, sp_tensor v, sp_tensor g);
 } sp_operations;
 

@@ -62,6 +62,20 @@ sp_dtype sp_backend_storage(const sp_backend *be); // of activations and weights
 int64_t sp_backend_tile_bytes(const sp_backend *be);
 sp_status sp_backend_synchronize(sp_backend *be); // waits for all operations issued so far
 
+// ---- several GPUs (NCCL) ------------------------------------------------------------------------
+
+enum { SP_COMM_ID_BYTES = 128 };
+// Whether the functions below work; where not, ranks sum through the host (train/ranks.h).
+bool sp_backend_has_comm(const sp_backend *be);
+// One rank makes the id, all ranks join with it. Join is collective over the ranks of the run, ends
+// after `deadline_s` seconds at the latest, and sets the limit of every later wait.
+sp_status sp_comm_id(sp_backend *be, char id[SP_COMM_ID_BYTES]);
+sp_status sp_comm_join(sp_backend *be, const char id[SP_COMM_ID_BYTES], int rank, int size,
+                       double deadline_s);
+// F32, packed: the sum over ranks replaces every rank's values. [collective] A lost or late peer is
+// SP_ENVIRONMENT on every other rank within the deadline; the communicator is then given up.
+sp_status sp_all_reduce(sp_tensor t);
+
 // ---- memory -------------------------------------------------------------------------------------
 
 // Zero-filled. `what` names it in an out-of-memory error (SP_ENVIRONMENT).

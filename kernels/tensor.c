@@ -72,6 +72,31 @@ sp_dtype sp_backend_storage(const sp_backend *be) {
     return be->storage;
 }
 
+// ---- several GPUs -------------------------------------------------------------------------------
+
+bool sp_backend_has_comm(const sp_backend *be) {
+    return be->ops->all_reduce != NULL;
+}
+
+sp_status sp_comm_id(sp_backend *be, char id[SP_COMM_ID_BYTES]) {
+    return be->ops->comm_id(be, id);
+}
+
+sp_status sp_comm_join(sp_backend *be, const char id[SP_COMM_ID_BYTES], int rank, int size,
+                       double deadline_s) {
+    return be->ops->comm_join(be, id, rank, size, deadline_s);
+}
+
+sp_status sp_all_reduce(sp_tensor t) {
+    if (!t.backend || !t.data || t.dtype != SP_F32 || t.ld != t.cols)
+        return sp_error(SP_ENVIRONMENT,
+                        "broken contract in sp_all_reduce: %s [%lld, %lld] with ld %lld is not a "
+                        "packed F32 tensor",
+                        sp_dtype_name(t.dtype), (long long)t.rows, (long long)t.cols,
+                        (long long)t.ld);
+    return t.backend->ops->all_reduce(t);
+}
+
 int64_t sp_backend_bytes(const sp_backend *be, int64_t *peak) {
     if (peak) *peak = be->peak_bytes;
     return be->bytes;

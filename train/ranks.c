@@ -26,6 +26,7 @@ static struct {
     bool mpi;      // MPI was started here
     bool agreed;   // the present failure is known to all ranks
     bool reports;  // this rank prints the present error
+    bool connected; // sp_ranks_connect: gradients are summed by the backends
     float *values; // the host copy of a tensor to be summed
     float *share;  // what each rank sends of this rank's share
     int64_t values_cap, share_cap;
@@ -270,8 +271,22 @@ static sp_status grow(float **buffer, int64_t *cap, int64_t n, const char *what)
     return SP_OK;
 }
 
+sp_status sp_ranks_connect(sp_backend *be, double deadline_s) {
+    if (alone()) return SP_OK;
+    int64_t unable = !sp_backend_has_comm(be);
+    SP_TRY(sp_ranks_max(&unable, 1));
+    if (unable) return SP_OK;
+    char id[SP_COMM_ID_BYTES] = {0};
+    SP_TRY(sp_ranks_agree(self.ranks.rank == 0 ? sp_comm_id(be, id) : SP_OK));
+    SP_TRY(broadcast_from(0, id, sizeof id));
+    SP_TRY(sp_ranks_agree(sp_comm_join(be, id, self.ranks.rank, self.ranks.size, deadline_s)));
+    self.connected = true;
+    return SP_OK;
+}
+
 sp_status sp_ranks_sum(sp_tensor *grad) {
     if (alone()) return SP_OK;
+    if (self.connected) return sp_all_reduce(*grad);
     enum { PIECE = 1 << 22 }; // elements summed at once; bounds the share buffer
     const int size = self.ranks.size, rank = self.ranks.rank;
     int64_t n;
@@ -379,6 +394,9 @@ sp_status sp_ranks_agree(sp_status local) {
 }
 void sp_ranks_abort(int code) {
     (void)code;
+}
+sp_status sp_ranks_connect(sp_backend *be, double deadline_s) {
+    return (void)be, (void)deadline_s, SP_OK;
 }
 sp_status sp_ranks_sum(sp_tensor *grad) {
     return (void)grad, SP_OK;

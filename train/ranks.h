@@ -51,6 +51,9 @@ bool sp_ranks_reports(void);
 // failure was agreed on, so that all end by themselves.
 void sp_ranks_abort(int code);
 
+// [collective] From here on the backends of all ranks sum gradients among themselves, if every one
+// of them can (kernels.h, "several GPUs"); waits for peers end after `deadline_s` seconds.
+sp_status sp_ranks_connect(sp_backend *be, double deadline_s);
 // [collective] F32, in place: the sum over ranks, each element added in rank order, so that the
 // same number of ranks gives the same bits, and all ranks the same ones.
 sp_status sp_ranks_sum(sp_tensor *grad);

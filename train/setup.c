@@ -179,7 +179,8 @@ static sp_status open_backend(sp_trainer *t) {
         if (chosen[0]) o.cpu_blas = chosen;
         st = sp_backend_open(&o, &t->backend);
     }
-    return sp_ranks_agree(st);
+    SP_TRY(sp_ranks_agree(st));
+    return sp_ranks_connect(t->backend, 30);
 }
 
 static sp_status check_memory(const sp_trainer *t) {

@@ -189,6 +189,7 @@ sp_status sp_cuda_map(sp_cuda *c, sp_tensor t, int box_rows, CUtensorMap *out) {
 
 static void close_backend(sp_backend *be) {
     sp_cuda *c = (sp_cuda *)be;
+    sp_cuda_comm_leave(be, false);
     if (c->stream) cudaStreamSynchronize(c->stream);
     sp_cuda_matmul_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
@@ -238,6 +239,11 @@ static const sp_operations operations = {
     .scale = sp_cuda_scale,
     .sum = sp_cuda_sum,
     .sum_squares = sp_cuda_sum_squares,
+#if SPARDA_HAVE_NCCL
+    .comm_id = sp_cuda_comm_id,
+    .comm_join = sp_cuda_comm_join,
+    .all_reduce = sp_cuda_all_reduce,
+#endif
     .adamw = sp_cuda_adamw,
 };
 
@@ -299,7 +305,7 @@ extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out)
     SP_TRY(sp_alloc(&c, 1, sizeof *c, "the CUDA backend"));
     c->base.ops = &operations;
     c->base.name = "cuda";
-    c->base.blas = "cublaslt";
+    c->base.blas = "";
     c->base.storage = SP_BF16;
     c->base.tile_bytes = (int64_t)256 << 20;
     sp_status st = open_device(c, o->local_rank);

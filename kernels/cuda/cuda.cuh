@@ -5,6 +5,7 @@
 #pragma once
 
 extern "C" {
+#include "common/build.h"
 #include "common/util.h"
 #include "kernels/backend.h"
 }
@@ -23,6 +24,7 @@ typedef CUresult (*sp_encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
 struct sp_matmul_plan; // linear.cu
+struct sp_cuda_comm;   // collective.cu
 
 struct sp_cuda {
     sp_backend base;
@@ -40,6 +42,7 @@ struct sp_cuda {
     uint8_t *staging[2]; // pinned, for transfers
     cudaEvent_t staged[2];
     sp_encode_map encode_map;
+    sp_cuda_comm *comm; // NULL: alone, or not joined
 };
 
 static inline sp_cuda *sp_cuda_of(sp_tensor t) { return (sp_cuda *)t.backend; }
@@ -109,6 +112,12 @@ OP sp_cuda_scale(sp_tensor x, float factor);
 OP sp_cuda_sum(sp_tensor x, double *out);
 OP sp_cuda_sum_squares(sp_tensor x, double *out);
 OP sp_cuda_adamw(const sp_adamw_args *p, sp_tensor w, sp_tensor m, sp_tensor v, sp_tensor g);
+
+OP sp_cuda_comm_id(sp_backend *be, char id[SP_COMM_ID_BYTES]);
+OP sp_cuda_comm_join(sp_backend *be, const char id[SP_COMM_ID_BYTES], int rank, int size,
+                     double deadline_s);
+OP sp_cuda_all_reduce(sp_tensor t);
+extern "C" void sp_cuda_comm_leave(sp_backend *be, bool abandon);
 
 // ---- device helpers ----
 __device__ __forceinline__ float round_bf16(float x) {
