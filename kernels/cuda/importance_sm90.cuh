@@ -156,13 +156,22 @@ __device__ __forceinline__ void lse_run(float (&sa)[64], float (&sb)[64], RowSta
                                         const __nv_bfloat16 *qa, const __nv_bfloat16 *qb,
                                         float scale, int begin, int end, const int (&vis_a)[2],
                                         const int (&vis_b)[2], Tile key_tile, Await await,
-                                        Release release) {
+                                        Release release, bool odd) {
     if (begin >= end) return;
     await(begin);
     multiply<D>(sa, qa, 64 * 64, key_tile(begin), Lse<D>::KEYS * 64);
     for (int it = begin; it < end - 1; it++)
         lse_step<D, MASK, true>(sa, sb, a, b, qa, qb, scale, it, vis_a, vis_b, key_tile, await, release);
-    lse_step<D, MASK, false>(sa, sb, a, b, qa, qb, scale, end - 1, vis_a, vis_b, key_tile, await, release);
+    // ptxas 13.0 serialises every product (C7514) unless the loop may end in two ways; `odd` is never
+    // true: a block always has both query tiles.
+    if (!odd) {
+        lse_step<D, MASK, false>(sa, sb, a, b, qa, qb, scale, end - 1, vis_a, vis_b, key_tile, await,
+                                 release);
+    } else {
+        wgmma_wait<0>();
+        pin(sa);
+        accumulate_lse<MASK>(sa, a, scale, (end - 1) * Lse<D>::KEYS, vis_a);
+    }
 }
 
 template <int D>
@@ -228,8 +237,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         };
         // The products are drained between the two runs: a loop entered with one in flight would
         // make the compiler serialise them all.
-        lse_run<D, false>(sa, sb, a, b, qa, qb, p.scale_log2, 0, clear, vis_a, vis_b, key_tile, await, release);
-        lse_run<D, true>(sa, sb, a, b, qa, qb, p.scale_log2, clear, tiles, vis_a, vis_b, key_tile, await, release);
+        lse_run<D, false>(sa, sb, a, b, qa, qb, p.scale_log2, 0, clear, vis_a, vis_b, key_tile, await, release, p.rows < 0);
+        lse_run<D, true>(sa, sb, a, b, qa, qb, p.scale_log2, clear, tiles, vis_a, vis_b, key_tile, await, release, p.rows < 0);
         store_lse(p, a, head, row_a);
         store_lse(p, b, head, row_b);
     }
@@ -392,24 +401,30 @@ __global__ void __launch_bounds__(THREADS, 1)
             multiply<D>(s, q_smem + st * L::Q_TILE, 64 * 64, k, 128 * 64);
             step++;
         };
+        int done = 0; // products finished: their stage may be refilled
+        const float *head_lse = lse;
+        auto finish = [&](float(&s)[64]) {
+            pin(s);
+            if (signal) barrier_arrive(q_empty + done % L::STAGES);
+            done++;
+            float l[2] = {head_lse[at[0]], head_lse[at[1]]};
+            head_lse += p.rows;
+            add_probabilities(P, s, p.scale_log2, l);
+        };
+        auto keys = [&](int t) {
+            return k_smem + (t & 1) * L::K_TILE + group * L::K_PART;
+        };
+        auto await_keys = [&](int t) { barrier_wait(k_full + (t & 1), (t / 2) & 1); };
+        bool even = G % 2 == 0;
+        await_keys(0);
+        issue(s0, keys(0));
         for (int t = 0; t < tiles; t++) {
             int kb = t & 1;
-            barrier_wait(k_full + kb, (t / 2) & 1);
-            const __nv_bfloat16 *k = k_smem + kb * L::K_TILE + group * L::K_PART;
+            const __nv_bfloat16 *k = keys(t);
             int key0 = (tile0 + t) * L::KEYS + 128 * group;
 #pragma unroll
             for (int i = 0; i < 64; i++) P[i] = 0;
-            int done = step; // products finished: their stage may be refilled
-            const float *head_lse = lse;
-            auto finish = [&](float(&s)[64]) {
-                pin(s);
-                if (signal) barrier_arrive(q_empty + done % L::STAGES);
-                done++;
-                float l[2] = {head_lse[at[0]], head_lse[at[1]]};
-                head_lse += p.rows;
-                add_probabilities(P, s, p.scale_log2, l);
-            };
-            issue(s0, k);
+            head_lse = lse;
             for (int pair = 0; pair < (G - 1) / 2; pair++) {
                 issue(s1, k);
                 wgmma_wait<1>();
@@ -418,15 +433,27 @@ __global__ void __launch_bounds__(THREADS, 1)
                 wgmma_wait<1>();
                 finish(s1);
             }
-            if (G % 2 == 0) {
+            // The next tile's first product runs during this tile's last exponentials and pooling.
+            if (even) {
                 issue(s1, k);
                 wgmma_wait<1>();
                 finish(s0);
-                wgmma_wait<0>();
-                finish(s1);
+                if (t + 1 < tiles) {
+                    await_keys(t + 1);
+                    issue(s0, keys(t + 1));
+                    wgmma_wait<1>();
+                    finish(s1);
+                } else {
+                    wgmma_wait<0>();
+                    finish(s1);
+                }
             } else {
                 wgmma_wait<0>();
                 finish(s0);
+                if (t + 1 < tiles) {
+                    await_keys(t + 1);
+                    issue(s0, keys(t + 1));
+                }
             }
             if (signal) barrier_arrive(k_empty + kb);
 #pragma unroll
