@@ -295,7 +295,10 @@ extern "C" bool sp_cuda_device_present(void) {
 extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out) {
     *out = NULL;
     int n = 0;
-    CUDA_TRY(cudaGetDeviceCount(&n));
+    cudaError_t found = cudaGetDeviceCount(&n);
+    if (found != cudaSuccess || n == 0)
+        return sp_error(SP_ENVIRONMENT, "no usable GPU on this host: %s; backend 'cpu' needs none",
+                        found == cudaSuccess ? "none is visible" : cudaGetErrorString(found));
     if (o->local_rank >= n)
         return sp_error(SP_ENVIRONMENT,
                         "rank %d of this host has no GPU of its own: %d visible; start at most %d "
