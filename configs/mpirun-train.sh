@@ -38,14 +38,16 @@ case $version in
 esac
 [ -z "${TIME_LIMIT_MIN:-}" ] || set -- "$@" --set "time_limit_min=$TIME_LIMIT_MIN"
 
+# Launchers pass SIGUSR1 on to the ranks; SIGTERM and SIGINT they may turn into a kill.
+launcher=
+trap '[ -z "$launcher" ] || kill -USR1 "$launcher" 2>/dev/null || :' USR1 TERM INT
+
 # In a session of its own, so that Ctrl-C reaches this script and not the launcher.
 # shellcheck disable=SC2086  # several options
 setsid "$mpirun" -n "${RANKS:-1}" ${HOSTFILE:+$hostfile_option "$HOSTFILE"} ${MPIRUN_OPTIONS:-} \
     "${SPARDA:-build/sparda}" train "$config" --out "$run" --resume=auto "$@" &
 launcher=$!
 
-# Launchers pass SIGUSR1 on to the ranks; SIGTERM and SIGINT they may turn into a kill.
-trap 'kill -USR1 "$launcher" 2>/dev/null || :' USR1 TERM INT
 status=0
 while :; do
     wait "$launcher" && status=0 || status=$?
