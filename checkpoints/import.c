@@ -250,14 +250,17 @@ static sp_status file_of_folder(const char *dir, char **path) {
 }
 
 sp_status sp_file_kind_of(const char *path, sp_file_kind *kind) {
-    uint8_t b[8] = {0};
+    uint8_t b[9] = {0};
     FILE *f = fopen(path, "rbe");
     size_t n = f ? fread(b, 1, sizeof b, f) : 0;
     if (f) fclose(f);
     if (!f || !sp_path_is_file(path))
         return sp_error(SP_BAD_INPUT, "%s does not exist or cannot be read", path);
     *kind = SP_FILE_OTHER;
-    if (n == 8 && memcmp(b, "\x89HDF\r\n\x1a\n", 8) == 0) *kind = SP_FILE_HDF5;
+    // A safetensors file begins with its header's length, whose bytes may look like any other
+    // format's first ones (640 is 80 02, a pickle); then comes '{'.
+    if (n == 9 && memcmp(b + 4, "\0\0\0\0{", 5) == 0) return SP_OK;
+    if (n >= 8 && memcmp(b, "\x89HDF\r\n\x1a\n", 8) == 0) *kind = SP_FILE_HDF5;
     if (n >= 4 && memcmp(b, "PK\x03\x04", 4) == 0) *kind = SP_FILE_PT;
     if (n >= 2 && b[0] == 0x80 && b[1] >= 2 && b[1] <= 5) *kind = SP_FILE_PT; // a bare pickle
     return SP_OK;

@@ -265,12 +265,50 @@ static void nothing_there(void **unused) {
     free(dir), free(file);
 }
 
+// The first bytes of a safetensors file are its header's length; every length must be taken for
+// what it is, also those that look like the first bytes of a pickle (80 02 to 80 05).
+static void header_lengths_that_look_like_other_files(void **unused) {
+    (void)unused;
+    char *path = sp_path_join(test_tmpdir(), "lengths.safetensors"), pad[1500] = {0};
+    float w[LAYERS + 1][SIZE];
+    char names[LAYERS + 1][64];
+    sp_st_out tensors[LAYERS + 1];
+    int like_pickles = 0;
+    for (int l = 0; l <= LAYERS; l++) {
+        sp_forecast_name(l, names[l]);
+        for (int i = 0; i < SIZE; i++) w[l][i] = fixture_value(l, i);
+        tensors[l] = (sp_st_out){names[l], SP_ST_F32, 2, {ROWS, COLS}, w[l]};
+    }
+    for (size_t length = 0; length + 8 < sizeof pad; length += 8) {
+        memset(pad, 'x', length);
+        pad[length] = 0;
+        json_t *metadata = json_pack("{s:s}", "pad", pad);
+        assert_ok(sp_st_write(path, tensors, LAYERS + 1, metadata));
+        json_decref(metadata);
+        char *bytes;
+        int64_t n;
+        assert_ok(sp_read_file(path, 1 << 20, &bytes, &n));
+        like_pickles += (uint8_t)bytes[0] == 0x80 && bytes[1] >= 2 && bytes[1] <= 5;
+        free(bytes);
+        sp_forecast f = empty();
+        assert_ok(sp_forecast_import(path, &f, NULL));
+        expect_fixture(&f, true);
+        sp_forecast_free(&f);
+    }
+    assert_true(like_pickles >= 3);
+    free(path);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(public_trainer),      cmocka_unit_test(other_torch_files),
-        cmocka_unit_test(refused_torch_files), cmocka_unit_test(safetensors),
-        cmocka_unit_test(wrong_safetensors),   cmocka_unit_test(state),
+        cmocka_unit_test(public_trainer),
+        cmocka_unit_test(other_torch_files),
+        cmocka_unit_test(refused_torch_files),
+        cmocka_unit_test(safetensors),
+        cmocka_unit_test(wrong_safetensors),
+        cmocka_unit_test(state),
         cmocka_unit_test(nothing_there),
+        cmocka_unit_test(header_lengths_that_look_like_other_files),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
