@@ -24,7 +24,9 @@ static const command commands[] = {
      "train the Forecast projections of a base model", sp_train_command},
     {"export", "CHECKPOINT --out DIR [--format safetensors,pt] [--merge BASE_DIR] [--validate]",
      "write an inference-ready checkpoint from a training state", sp_export_command},
-    {"validate", "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict]",
+    {"validate",
+     "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict] [--set key=value "
+     "...]",
      "check an exported checkpoint and measure its quality", sp_validate_command},
     {"data", "synth|info ...", "make or describe token data", sp_data_command},
     {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
@@ -71,9 +73,10 @@ static sp_status flush_output(void) {
     return sp_error(SP_ENVIRONMENT, "cannot write to standard output: %s", strerror(errno));
 }
 
-// Threads that wait for others must sleep: when they spin, a machine that is busy with other programs
-// makes us many times slower (docs/notes/cpu-speed.md). The OpenMP library reads its policy before
-// main, so the program starts itself once more with it set. A user's own choice stays.
+// Threads that wait for others must sleep: when they spin, a machine that is busy with other
+// programs makes us many times slower (docs/notes/cpu-speed.md). The OpenMP library reads its
+// policy before main, so the program starts itself once more with it set. A user's own choice
+// stays.
 static void wait_asleep(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
     if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);

@@ -465,6 +465,24 @@ static void test_trained_passes_and_untrained_does_not(void **state) {
     close_pass(&x);
 }
 
+// Few short rows: a ratio near the hard limit with a wide interval. The value alone decides.
+static void test_logits_verdict_follows_the_ratio(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 512, 3);
+    assert_ok(sp_measure_quality(&x.p));
+    size_t i;
+    json_t *c, *q4 = NULL;
+    json_array_foreach(x.report.checks, i, c) {
+        if (strcmp(json_string_value(json_object_get(c, "id")), "Q4") == 0) q4 = c;
+    }
+    double ratio = sp_json_at(q4, "value");
+    double low = json_number_value(json_array_get(json_object_get(q4, "ci95"), 0));
+    assert_true(ratio > 1 && low > 0 && low < 1);
+    assert_outcome(&x, "Q4", ratio > 2 ? "fail" : "warn");
+    close_pass(&x);
+}
+
 static void test_too_short_or_without_text(void **state) {
     (void)state;
     fixture x;
@@ -526,6 +544,7 @@ int main(void) {
         cmocka_unit_test(test_broken_logits_are_seen),
         cmocka_unit_test(test_lookahead_premise),
         cmocka_unit_test(test_trained_passes_and_untrained_does_not),
+        cmocka_unit_test(test_logits_verdict_follows_the_ratio),
         cmocka_unit_test(test_too_short_or_without_text),
         cmocka_unit_test(test_statistics),
     };

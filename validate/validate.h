@@ -17,8 +17,8 @@
 // - Sequences are the independent samples. Q1 and Q2 fail when the Forecast, over all layers and
 //   heads of a length, does not stand 5 standard errors above chance and the control; a single
 //   head that does not is a warning.
-// - Q4 fails when the whole 95% interval of the ratio is above the hard limit: divergences have heavy
-//   tails, and one position can move the mean of a few sequences across any limit.
+// - Q4 judges the ratio itself. Divergences have heavy tails: its 95% interval, in the report, says
+//   whether more text rows would change the verdict.
 // - Q4 takes prefill logits; P6 shows that decode gives the same.
 // - When a hard check of E fails, P and Q are not run.
 #ifndef SPARDA_VALIDATE_H
