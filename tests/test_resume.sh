@@ -74,6 +74,15 @@ twice() {
 twice TERM 143
 twice INT 130
 
+# One signal that arrives twice, as from timeout(1): to the process and to its group.
+start echo --set steps=100000 --set save_every_steps=100000
+await echo 2
+kill -TERM "$pid"
+sleep 0.01
+kill -TERM "$pid"
+ended 0 'after one SIGTERM delivered twice'
+[ "$(status_of echo)" = stopped ] || complain 'status after one SIGTERM delivered twice'
+
 # ---- kill -9 at any moment ------------------------------------------------------------------------
 # Until the run is through: start, kill after a random time, start again. The newest checkpoint is
 # complete each time, or the resume fails.

@@ -205,7 +205,7 @@ static sp_status plan_locally(sp_trainer *t) {
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     *t = (sp_trainer){.args = args, .began = sp_now(), .saved_step = -1, .folder.lock = -1};
     SP_TRY(sp_ranks_open(&t->ranks));
-    SP_TRY(sp_signals_catch(t->ranks->size > 1));
+    SP_TRY(sp_signals_catch());
     double hosts = t->ranks->local_rank == 0;
     SP_TRY(sp_ranks_sum_doubles(&hosts, 1));
     t->hosts = (int64_t)hosts;

@@ -12,7 +12,7 @@
 static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
 enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
 
-static atomic_bool armed, tolerate_echo;
+static atomic_bool armed;
 static atomic_int first; // number of the first signal; 0 = none yet
 static struct timespec first_time;
 
@@ -37,7 +37,7 @@ static void on_signal(int number) {
     if (!first) {
         clock_gettime(CLOCK_MONOTONIC, &first_time);
         first = number;
-    } else if (!tolerate_echo || seconds_since(&first_time) >= 0.1) {
+    } else if (seconds_since(&first_time) >= 0.1) {
         end_now(number);
     }
 }
@@ -48,10 +48,9 @@ static void *take_signals(void *set) {
     return NULL;
 }
 
-sp_status sp_signals_catch(bool launched) {
+sp_status sp_signals_catch(void) {
     static sigset_t set; // outlives the thread's start
     static bool caught;
-    tolerate_echo = launched;
     if (caught) return SP_OK;
     sigemptyset(&set);
     struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};

@@ -11,9 +11,9 @@
 #include "common/status.h"
 
 // Call before a backend is opened: threads inherit what is blocked. Until sp_signals_arm there is
-// nothing to save, and the first signal ends the process. `launched`: under a launcher, which may
-// deliver one keystroke twice (directly and forwarded), signals within 100 ms count as one.
-sp_status sp_signals_catch(bool launched);
+// nothing to save, and the first signal ends the process. Launchers and timeout(1) deliver one
+// signal twice (to the process and to its group), so signals within 100 ms count as one.
+sp_status sp_signals_catch(void);
 void sp_signals_arm(void);
 bool sp_signals_stop(void);        // whether one has arrived since
 const char *sp_signals_name(void); // "SIGTERM", ...; "" if none
