@@ -164,6 +164,15 @@ kl() {
 [ -n "$(kl only)" ] || complain 'no kl'
 [ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
 
+# ---- little memory ------------------------------------------------------------------------------
+# OpenBLAS would ask for its buffers for ever. (Under AddressSanitizer nothing starts so.)
+little() { (ulimit -v 300000 && exec timeout 60 "$@"); }
+if little "$sparda" --version >/dev/null 2>&1; then
+    check 3 little "$sparda" train "$work/c.yaml" --out "$work/little" --set threads=8 \
+        --set cpu_blas=openblas
+    has err 'out of memory for the buffers of OpenBLAS'
+fi
+
 # ---- a full disk: a limit on file size stands for it ----------------------------------------------
 # Metrics fit, checkpoints do not: the run goes on, and its end fails with status 3.
 small() { (ulimit -f 400 && train "$@"); }

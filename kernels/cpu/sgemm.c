@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #if SPARDA_HAVE_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 #endif
@@ -39,6 +40,19 @@ static void run_onednn(bool ta, bool tb, int64_t m, int64_t n, int64_t k, const 
 enum { CANDIDATES = 2 }; // in order of preference
 // How much faster a later candidate must be: noise shall not change the numbers of a run.
 static const double clearly = 1.15;
+
+// OpenBLAS takes a buffer of this size for every thread that calls it and, refused, asks again for
+// ever. So we ask first.
+static const int64_t openblas_buffer = 129 << 20;
+
+static bool openblas_has_room(int threads) {
+    size_t bytes = (size_t)(threads * openblas_buffer);
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    if (p == MAP_FAILED) return false;
+    munmap(p, bytes);
+    return true;
+}
 
 static int candidates(sp_sgemm_choice list[CANDIDATES]) {
     int n = 0;
@@ -120,6 +134,15 @@ sp_status sp_sgemm_choose(const char *name, int threads, bool deterministic, sp_
     *out = (sp_sgemm_choice){0};
     for (int i = 0; i < n; i++) {
         if (!any && strcmp(list[i].name, name) != 0) continue;
+        if (list[i].run == run_openblas && !openblas_has_room(threads)) {
+            if (!any || !out->run)
+                return sp_error(SP_ENVIRONMENT,
+                                "out of memory for the buffers of OpenBLAS: %d threads of %lld "
+                                "MiB; raise the limit (ulimit -v) or lower 'threads'",
+                                threads, (long long)(openblas_buffer >> 20));
+            sp_warn("not enough memory for OpenBLAS, which is not used");
+            continue;
+        }
         if (!is_right(list[i].run)) {
             if (!any)
                 return sp_error(SP_ENVIRONMENT,
