@@ -9,7 +9,9 @@
 #include "common/util.h"
 #include "model/safetensors.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -198,6 +200,21 @@ static sp_status read_candidate(const source *s, const candidate *c, float *out)
     return sp_pt_read_f32(s->pt, c->tensor, c->name, out);
 }
 
+static sp_status require_finite(const source *s, const sp_forecast *shape, const float *w) {
+    sp_problems p = {0};
+    int64_t size = shape->rows * shape->cols;
+    for (int64_t l = 0; l <= shape->layers; l++)
+        for (int64_t i = 0; i < size; i++) {
+            if (isfinite(w[l * size + i])) continue;
+            char name[64];
+            sp_forecast_name(l, name);
+            sp_problems_add(&p, "%s: element %" PRId64 " is %g", name, i, (double)w[l * size + i]);
+            break;
+        }
+    return sp_problems_end(&p, SP_BAD_INPUT, "the Forecast weights of %s are not finite numbers",
+                           s->path);
+}
+
 static sp_status copy_tensors(const source *s, sp_forecast *out) {
     int64_t size = out->rows * out->cols;
     const candidate **chosen = NULL;
@@ -208,6 +225,7 @@ static sp_status copy_tensors(const source *s, sp_forecast *out) {
     SP_GO(sp_alloc(&w, (out->layers + 1) * size, sizeof *w, "Forecast weights"));
     for (int64_t l = 0; l <= out->layers; l++) // a missing last one stays 0: nothing reads it
         if (chosen[l]) SP_GO(read_candidate(s, chosen[l], w + l * size));
+    SP_GO(require_finite(s, out, w));
     memcpy(out->w, w, (size_t)((out->layers + 1) * size) * sizeof *w);
 done:
     free(w);
@@ -224,6 +242,7 @@ static sp_status copy_state(const source *s, sp_forecast *out) {
                         " layers of [%" PRId64 ",%" PRId64 "]",
                         s->path, s->state->base_name, w->layers, w->rows, w->cols, out->layers,
                         out->rows, out->cols);
+    SP_TRY(require_finite(s, out, w->w));
     memcpy(out->w, w->w, (size_t)((w->layers + 1) * w->rows * w->cols) * sizeof *w->w);
     return SP_OK;
 }
@@ -251,11 +270,12 @@ static sp_status file_of_folder(const char *dir, char **path) {
 
 sp_status sp_file_kind_of(const char *path, sp_file_kind *kind) {
     uint8_t b[9] = {0};
+    if (!sp_path_is_file(path)) // asked first: opening a named pipe would wait for a writer
+        return sp_error(SP_BAD_INPUT, "%s does not exist or is not a file", path);
     FILE *f = fopen(path, "rbe");
-    size_t n = f ? fread(b, 1, sizeof b, f) : 0;
-    if (f) fclose(f);
-    if (!f || !sp_path_is_file(path))
-        return sp_error(SP_BAD_INPUT, "%s does not exist or cannot be read", path);
+    if (!f) return sp_error(SP_BAD_INPUT, "cannot open %s: %s", path, strerror(errno));
+    size_t n = fread(b, 1, sizeof b, f);
+    fclose(f);
     *kind = SP_FILE_OTHER;
     // A safetensors file begins with its header's length, whose bytes may look like any other
     // format's first ones (640 is 80 02, a pickle); then comes '{'.

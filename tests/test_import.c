@@ -205,6 +205,15 @@ static void wrong_safetensors(void **unused) {
     assert_null(strstr(sp_error_text(), "layers.2.self_attn.q_future_proj.weight: missing"));
     write_safetensors(path, good, 5, SP_ST_I32, NULL);
     REFUSED(path, "I32, expected a tensor of floats");
+    uint16_t nan = 0x7fc0;
+    write_safetensors(path, good, 5, SP_ST_BF16, NULL);
+    int64_t length;
+    char *bytes;
+    assert_ok(sp_read_file(path, 1 << 20, &bytes, &length));
+    memcpy(bytes + length - 2, &nan, 2);
+    assert_ok(sp_write_file(path, bytes, length));
+    REFUSED(path, "not finite numbers", "element 47 is nan");
+    free(bytes);
     write_safetensors(path, good + 2, 1, SP_ST_BF16, NULL);
     REFUSED(path, "q_curr_proj.weight: missing",
             "layers.1.self_attn.q_future_proj.weight: missing");
