@@ -139,6 +139,28 @@ sp_status sp_mkdirs(const char *path) {
     return st;
 }
 
+sp_status sp_check_destination(const char *path) {
+    char *at = sp_strdup(path);
+    struct stat s;
+    // Up to the first folder that is there.
+    while (at && stat(at, &s) != 0 && (errno == ENOENT || errno == ENOTDIR) &&
+           strcmp(at, ".") != 0) {
+        char *up = sp_path_dir(at);
+        free(at);
+        at = up;
+    }
+    if (!at) return sp_error(SP_ENVIRONMENT, "out of memory");
+    sp_status st = SP_OK;
+    if (stat(at, &s) != 0)
+        st = sp_error(SP_BAD_INPUT, "cannot create the folder %s: %s", path, strerror(errno));
+    else if (!S_ISDIR(s.st_mode))
+        st = sp_error(SP_BAD_INPUT, "%s exists and is not a folder; choose another path", at);
+    else if (access(at, W_OK | X_OK) != 0)
+        st = sp_error(SP_ENVIRONMENT, "cannot write in the folder %s: %s", at, strerror(errno));
+    free(at);
+    return st;
+}
+
 static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
@@ -183,19 +205,41 @@ void sp_free_names(char **names, int64_t n) {
     free(names);
 }
 
+// Opens a regular file for reading and takes its size. Anything else is refused without waiting: a
+// named pipe would block until somebody writes to it.
+static sp_status open_regular(const char *path, int *fd, int64_t *bytes) {
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) {
+        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO;
+        return sp_error(ours ? SP_ENVIRONMENT : SP_BAD_INPUT, "cannot open %s: %s",
+                        path[0] ? path : "a file without a name", strerror(errno));
+    }
+    struct stat s;
+    if (fstat(*fd, &s) == 0 && S_ISREG(s.st_mode)) {
+        *bytes = s.st_size;
+        return SP_OK;
+    }
+    close(*fd);
+    *fd = -1;
+    return sp_error(SP_BAD_INPUT, "%s is not a regular file", path);
+}
+
 sp_status sp_read_file(const char *path, int64_t max_bytes, char **data, int64_t *len) {
     *data = NULL;
-    FILE *f = fopen(path, "rbe");
-    if (!f) return sp_error(SP_BAD_INPUT, "cannot open %s: %s", path, strerror(errno));
-    struct stat s;
+    int fd;
+    int64_t bytes;
+    SP_TRY(open_regular(path, &fd, &bytes));
+    FILE *f = fdopen(fd, "rb");
     sp_status st = SP_OK;
-    if (fstat(fileno(f), &s) != 0 || !S_ISREG(s.st_mode))
-        st = sp_error(SP_BAD_INPUT, "%s is not a regular file", path);
-    else if (s.st_size > max_bytes)
+    if (!f) {
+        close(fd);
+        return sp_error(SP_ENVIRONMENT, "cannot read %s: %s", path, strerror(errno));
+    }
+    if (bytes > max_bytes)
         st = sp_error(SP_BAD_INPUT, "%s has %lld bytes; at most %lld are expected of such a file",
-                      path, (long long)s.st_size, (long long)max_bytes);
-    if (st == SP_OK) st = sp_alloc(data, (int64_t)s.st_size + 1, 1, path);
-    if (st == SP_OK && fread(*data, 1, (size_t)s.st_size, f) != (size_t)s.st_size)
+                      path, (long long)bytes, (long long)max_bytes);
+    if (st == SP_OK) st = sp_alloc(data, bytes + 1, 1, path);
+    if (st == SP_OK && fread(*data, 1, (size_t)bytes, f) != (size_t)bytes)
         st = sp_error(SP_ENVIRONMENT, "cannot read %s: %s", path,
                       ferror(f) ? strerror(errno) : "it became shorter while being read");
     fclose(f);
@@ -203,25 +247,23 @@ sp_status sp_read_file(const char *path, int64_t max_bytes, char **data, int64_t
         free(*data);
         *data = NULL;
     } else {
-        *len = s.st_size;
+        *len = bytes;
     }
     return st;
 }
 
 sp_status sp_map_open(const char *path, sp_map *out) {
     *out = (sp_map){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return sp_error(SP_BAD_INPUT, "cannot open %s: %s", path, strerror(errno));
-    struct stat s;
+    int fd;
+    int64_t bytes;
+    SP_TRY(open_regular(path, &fd, &bytes));
     sp_status st = SP_OK;
-    if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode)) {
-        st = sp_error(SP_BAD_INPUT, "%s is not a regular file", path);
-    } else if (s.st_size > 0) {
-        void *p = mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (bytes > 0) {
+        void *p = mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED)
             st = sp_error(SP_ENVIRONMENT, "cannot map %s: %s", path, strerror(errno));
         else
-            *out = (sp_map){p, s.st_size};
+            *out = (sp_map){p, bytes};
     }
     close(fd);
     return st;

@@ -36,6 +36,9 @@ bool sp_path_is_file(const char *path);
 // A relative path without "..", not absolute, not empty: safe to join under a folder of ours.
 bool sp_path_is_safe(const char *name);
 sp_status sp_mkdirs(const char *path);
+// Whether sp_mkdirs(path) and writing there would succeed, as far as can be seen beforehand; creates
+// nothing. For long work whose result goes to `path`.
+sp_status sp_check_destination(const char *path);
 // Names in `dir` with the given suffix ("" = all), sorted bytewise, without "." entries.
 sp_status sp_list_dir(const char *dir, const char *suffix, char ***names, int64_t *n);
 void sp_free_names(char **names, int64_t n);

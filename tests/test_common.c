@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static sp_status inner(void) { return sp_error(SP_BAD_INPUT, "file %s: wrong", "a.yaml"); }
 static sp_status outer(void) {
@@ -87,6 +89,30 @@ static void files_are_complete_or_absent(void **state) {
     free(path);
 }
 
+static void a_pipe_is_refused_without_waiting(void **state) {
+    (void)state;
+    char *pipe = sp_path_join(test_tmpdir(), "pipe"), *text;
+    int64_t n;
+    sp_map m;
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    assert_fails(sp_read_file(pipe, 100, &text, &n), SP_BAD_INPUT, "not a regular file");
+    assert_fails(sp_map_open(pipe, &m), SP_BAD_INPUT, "not a regular file");
+    free(pipe);
+}
+
+static void a_destination_is_judged_without_touching_it(void **state) {
+    (void)state;
+    char *file = sp_path_join(test_tmpdir(), "file"), *under = sp_path_join(file, "a/b"),
+         *fresh = sp_path_join(test_tmpdir(), "new/a/b"), *top = sp_path_join(test_tmpdir(), "new");
+    assert_ok(sp_write_file(file, "x", 1));
+    assert_ok(sp_check_destination(fresh));
+    assert_ok(sp_check_destination("relative/not/there"));
+    assert_int_not_equal(access(top, F_OK), 0);
+    assert_fails(sp_check_destination(file), SP_BAD_INPUT, "not a folder");
+    assert_fails(sp_check_destination(under), SP_BAD_INPUT, "not a folder");
+    free(file), free(under), free(fresh), free(top);
+}
+
 static void hashes_match_published_values(void **state) {
     (void)state;
     char hex[SP_SHA256_HEX];
@@ -104,6 +130,8 @@ int main(void) {
         cmocka_unit_test(names_that_leave_the_folder_are_unsafe),
         cmocka_unit_test(files_are_complete_or_absent),
         cmocka_unit_test(hashes_match_published_values),
+        cmocka_unit_test(a_pipe_is_refused_without_waiting),
+        cmocka_unit_test(a_destination_is_judged_without_touching_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

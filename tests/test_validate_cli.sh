@@ -44,6 +44,12 @@ run 2 'needs a value' --base
 run 2 'no_such_key' --base "$base" --forecast "$forecast" --report "$dir/r" --set no_such_key=1
 run 2 "$dir/none" --base "$dir/none" --forecast "$forecast" --report "$dir/r" $quick
 run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r" $quick
+# The place of the report is looked at first, not after hours.
+: > "$dir/file"
+for place in "$dir/file" "$dir/file/below/r"; do
+    run 2 "$dir/file exists and is not a folder" --base "$dir/none" --forecast "$forecast" \
+        --report "$place" $quick
+done
 mkdir "$dir/empty"
 run 2 'holds no export' --base "$base" --forecast "$dir/empty" --report "$dir/r" $quick
 printf 'version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n' > "$dir/lfs.safetensors"

@@ -300,6 +300,7 @@ sp_status sp_validate(const sp_validate_args *a) {
     sp_report report = {0};
     sp_pass p = {.args = a, .report = &report, .noise_kl = NAN, .seed = (uint64_t)c->seed};
     sp_status st = SP_OK;
+    SP_GO(sp_check_destination(a->report));
     SP_GO(sp_report_remove(a->report));
     SP_GO(describe_base(a, &d));
     p.desc = d;
