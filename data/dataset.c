@@ -222,7 +222,7 @@ static sp_status find_files(finder *f, entry *e) {
     } else if (sp_path_is_file(e->path)) {
         SP_TRY(add_shard(f, e->path, &e->files));
     } else {
-        char *text = sp_format("%s does not exist", e->path);
+        char *text = sp_format("%s does not exist or is neither a file nor a folder", e->path);
         if (text) report_missing(f, text);
         free(text);
     }

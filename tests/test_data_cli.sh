@@ -68,7 +68,7 @@ says err "compressed (zstd:7)"
 # ---- wrong arguments
 run 2 "$sparda" data
 run 2 "$sparda" data import x
-says err "unknown data command 'import'; this version has synth, info"
+says err "unknown data command 'import'; this version has synth, synth-model, info"
 run 2 "$sparda" data synth --rows 3
 says err "--out DIR is missing"
 run 2 "$sparda" data synth --out "$dir/x" --rows 3x
