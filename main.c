@@ -28,7 +28,8 @@ static const command commands[] = {
      "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict] [--set key=value "
      "...]",
      "check an exported checkpoint and measure its quality", sp_validate_command},
-    {"data", "synth|info ...", "make or describe token data", sp_data_command},
+    {"data", "synth|info|synth-model ...", "make or describe token data, make a random model",
+     sp_data_command},
     {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
     {"bench", "OPERATION|train-step [--json FILE]", "measure speed", sp_bench_command},
 };
