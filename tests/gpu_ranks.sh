@@ -39,7 +39,7 @@ row "the same on 2 GPUs" "$(step_ms "$work/big2") ms"
 
 $two "$sparda" train "$work/big.yaml" --set global_batch=2 --set steps=1000 --out "$work/killed" >"$out/killed.log" 2>&1 &
 job=$!
-until [ "$(wc -l <"$work/killed/metrics.jsonl" 2>/dev/null || echo 0)" -ge 2 ]; do sleep 0.2; kill -0 $job || break; done
+until [ "$(cat "$work/killed/metrics.jsonl" 2>/dev/null | wc -l)" -ge 2 ]; do sleep 0.2; kill -0 $job || break; done
 victim=$(pgrep -f "$work/killed" | tail -1)
 start=$(date +%s.%N)
 kill -9 "$victim"
