@@ -41,7 +41,7 @@ stop() {
     [ "$(status_of stopped)" = stopped ] || complain "run.json after $1: $(status_of stopped)"
     grep -q "\"stopped_by\": \"SIG$1\"" "$work/stopped/run.json" || complain "run.json lacks SIG$1"
     [ "$(latest_step stopped)" = "$(lines stopped)" ] || complain 'not saved at its last step'
-    command=$(sed -n 's/^continue with: sparda //p' "$work/stopped.err")
+    command=$(sed -n 's/^continue with: [^ ]* //p' "$work/stopped.err")
     [ -n "$command" ] || complain 'no resume command'
 }
 for signal in TERM INT USR1; do stop $signal; done

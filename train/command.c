@@ -6,6 +6,7 @@
 #include "train/trainer.h"
 
 #include <stdio.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,7 +70,8 @@ static void quote(sp_text *t, const char *word) {
 // What starts this run again, but for --out and --resume.
 static char *command_text(const sp_train_args *a) {
     sp_text t = {0};
-    sp_text_add(&t, "sparda train");
+    quote(&t, program_invocation_name); // as this run was called: it can be pasted
+    sp_text_add(&t, " train");
     if (a->config_file) {
         sp_text_add(&t, " ");
         quote(&t, a->config_file);
