@@ -253,11 +253,11 @@ static sp_status open_device(sp_cuda *c, int device) {
     CUDA_TRY(cudaGetDeviceProperties(&prop, device));
     c->device = device;
     c->sms = prop.multiProcessorCount;
-    c->hopper = prop.major == 9 && prop.minor == 0;
-    if (prop.major < 8)
+    if (prop.major != 9 || prop.minor != 0)
         return sp_error(SP_ENVIRONMENT,
-                        "GPU %d (%s) has compute capability %d.%d; 8.0 or newer is needed", device,
-                        prop.name, prop.major, prop.minor);
+                        "GPU %d (%s) has compute capability %d.%d; this build has code for 9.0 "
+                        "(Hopper) only; backend 'cpu' needs no GPU",
+                        device, prop.name, prop.major, prop.minor);
     CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&c->lt) != CUBLAS_STATUS_SUCCESS)
         return sp_error(SP_ENVIRONMENT, "cuBLASLt cannot be started on GPU %d (%s)", device,
@@ -286,10 +286,12 @@ static sp_status open_device(sp_cuda *c, int device) {
 }
 
 extern "C" bool sp_cuda_device_present(void) {
-    int n = 0;
-    bool present = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
+    int n = 0, major = 0, minor = 0;
+    bool present = cudaGetDeviceCount(&n) == cudaSuccess && n > 0 &&
+                   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+                   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess;
     cudaGetLastError();
-    return present;
+    return present && major == 9 && minor == 0; // what this build has code for
 }
 
 extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out) {

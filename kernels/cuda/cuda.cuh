@@ -29,7 +29,6 @@ struct sp_cuda_comm;   // collective.cu
 struct sp_cuda {
     sp_backend base;
     int device, sms;
-    bool hopper; // sm_90a kernels may run
     cudaStream_t stream;
     cublasLtHandle_t lt;
     sp_matmul_plan *plans; // most recently made first

@@ -58,6 +58,14 @@ static sp_status launch(sp_cuda *c, const CUtensorMap &q, const CUtensorMap &k, 
 OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_tensor k,
                       sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
+    int64_t d = a->heads.head_dim, ratio = a->deployed.stride / a->fine.stride;
+    if ((d != 64 && d != 128) || ratio > 16 || (ratio & (ratio - 1)) != 0)
+        return sp_error(SP_ENVIRONMENT,
+                        "importance on CUDA: head size %lld and a stride ratio of %lld (%lld/%lld); it "
+                        "needs a head size of 64 or 128 and a ratio of 1, 2, 4, 8 or 16; backend 'cpu' "
+                        "takes any",
+                        (long long)d, (long long)ratio, (long long)a->deployed.stride,
+                        (long long)a->fine.stride);
     CUDA_TRY(cudaMemset2DAsync(out.data, out.ld * 4, 0, out.cols * 4, out.rows, c->stream));
     if (k.rows == 0 || a->n_d == 0) return SP_OK;
     bool same = a->fine.kernel == a->deployed.kernel && a->fine.stride == a->deployed.stride;

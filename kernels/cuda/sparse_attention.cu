@@ -82,7 +82,7 @@ OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k
                             sp_tensor lists, int64_t block, sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
     int64_t nb = ceil_div(q0 + q.rows, block), listed = lists.cols / heads.kv_heads;
-    if (c->hopper && block == 64 && heads.q_heads / heads.kv_heads <= 16) {
+    if (block == 64 && heads.q_heads / heads.kv_heads <= 16) {
         if (heads.head_dim == 128 && fits<128, 3>(heads, nb, listed))
             return launch<128, 3>(c, heads, q, q0, k, v, lists, out);
         if (heads.head_dim == 128 && fits<128, 2>(heads, nb, listed))
