@@ -1,5 +1,5 @@
 #!/bin/sh
-# ctest: timeout=300
+# ctest: mpi=yes timeout=300
 # One rank, several ranks, accumulation and micro-batches train the same; failures end all ranks.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1

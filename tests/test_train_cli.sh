@@ -1,5 +1,5 @@
 #!/bin/sh
-# ctest: timeout=300
+# ctest: mpi=yes timeout=300
 # sparda train: arguments, refusals, exit statuses, the run folder.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1
