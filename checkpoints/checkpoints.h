@@ -15,18 +15,18 @@
 // ---- training state -----------------------------------------------------------------------------
 
 typedef struct sp_train_state {
-    sp_forecast weights;      // fp32 master, L+1 matrices
+    sp_forecast weights;         // fp32 master, L+1 matrices
     float *exp_avg, *exp_avg_sq; // moments of the L trained matrices, contiguous; NULL if absent
-    int64_t step;             // optimiser steps done
-    int64_t updates;          // of them, those that changed the weights: AdamW's t
-    int64_t samples;          // global samples consumed = step * global_batch
-    int64_t tokens;           // cumulative training tokens used
+    int64_t step;                // optimiser steps done
+    int64_t updates;             // of them, those that changed the weights: AdamW's t
+    int64_t samples;             // global samples consumed = step * global_batch
+    int64_t tokens;              // cumulative training tokens used
     int64_t used_rows, skipped_rows;
-    int64_t stage;            // of the progressive schedule
+    int64_t stage; // of the progressive schedule
     uint64_t seed;
-    char *config;             // resolved configuration, YAML
-    char *data_identity;      // sp_dataset_identity
-    char *cpu_blas;           // SGEMM library in use, "" on CUDA
+    char *config;        // resolved configuration, YAML
+    char *data_identity; // sp_dataset_identity
+    char *cpu_blas;      // SGEMM library in use, "" on CUDA
     // identity of the base model and of the grids it was trained for
     char *base_name;
     char base_config_sha256[SP_SHA256_HEX], base_weights_sha256[SP_SHA256_HEX];
@@ -36,7 +36,7 @@ typedef struct sp_train_state {
     sp_grid teacher; // active teacher grid
     int align;       // sp_align
     bool mask_future;
-    char *program;   // version text of the writer
+    char *program; // version text of the writer
 } sp_train_state;
 
 void sp_train_state_free(sp_train_state *s); // frees members, not s

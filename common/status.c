@@ -13,7 +13,9 @@ typedef struct error_text {
 
 static _Thread_local error_text message, trace;
 
-static const char *text_of(const error_text *t) { return t->heap ? t->heap : t->fixed; }
+static const char *text_of(const error_text *t) {
+    return t->heap ? t->heap : t->fixed;
+}
 
 static void text_reset(error_text *t) {
     free(t->heap);
@@ -65,8 +67,12 @@ void sp_error_prefix(const char *fmt, ...) {
     text_setf(&message, "%s: %s", prefix, text_of(&message));
 }
 
-const char *sp_error_text(void) { return text_of(&message); }
-const char *sp_error_trace(void) { return text_of(&trace); }
+const char *sp_error_text(void) {
+    return text_of(&message);
+}
+const char *sp_error_trace(void) {
+    return text_of(&trace);
+}
 
 void sp_error_clear(void) {
     text_reset(&message);

@@ -16,7 +16,7 @@ typedef enum sp_status {
     SP_OK = 0,
     SP_CHECK_FAILED = 1, // a validation check failed; the report says which
     SP_BAD_INPUT = 2,    // the user's input is wrong: usage, configuration, file contents
-    SP_ENVIRONMENT = 3,  // the machine failed: memory, disk, device, a lost peer, a broken invariant
+    SP_ENVIRONMENT = 3, // the machine failed: memory, disk, device, a lost peer, a broken invariant
 } sp_status;
 
 // Records the error and returns `code`. Replaces any earlier error of this thread.

@@ -14,7 +14,7 @@ bool sp_add(int64_t a, int64_t b, int64_t *out);
 // `count` x `size` zeroed bytes, or SP_ENVIRONMENT naming `what` and the bytes. count 0 gives a
 // valid pointer. Free with free().
 sp_status sp_alloc(void *out_ptr, int64_t count, int64_t size, const char *what);
-char *sp_strdup(const char *s);                                                // NULL only if s is NULL or no memory
+char *sp_strdup(const char *s); // NULL only if s is NULL or no memory
 char *sp_format(const char *fmt, ...) __attribute__((format(printf, 1, 2))); // caller frees
 
 // ---- growing text; out of memory is remembered and turns `text` into NULL ----
@@ -36,8 +36,8 @@ bool sp_path_is_file(const char *path);
 // A relative path without "..", not absolute, not empty: safe to join under a folder of ours.
 bool sp_path_is_safe(const char *name);
 sp_status sp_mkdirs(const char *path);
-// Whether sp_mkdirs(path) and writing there would succeed, as far as can be seen beforehand; creates
-// nothing. For long work whose result goes to `path`.
+// Whether sp_mkdirs(path) and writing there would succeed, as far as can be seen beforehand;
+// creates nothing. For long work whose result goes to `path`.
 sp_status sp_check_destination(const char *path);
 // Names in `dir` with the given suffix ("" = all), sorted bytewise, without "." entries.
 sp_status sp_list_dir(const char *dir, const char *suffix, char ***names, int64_t *n);

@@ -330,7 +330,8 @@ static const char help[] =
     "  --prose-share B     share of prose documents (0.25); the rest is code\n"
     "  --force             replace the *.h5 files of a folder that is not empty\n"
     "\n"
-    "sparda data synth-model --like NAME --out DIR   a base model with random weights, for benchmarks\n"
+    "sparda data synth-model --like NAME --out DIR   a base model with random weights, for "
+    "benchmarks\n"
     "  --like NAME         dimensions: minicpm4.1-8b\n"
     "  --layers N          (as many as the original)\n"
     "  --max-positions P   (as the original)\n"
@@ -342,12 +343,10 @@ static const char help[] =
 
 static sp_status data_synth_model(int argc, char **argv) {
     sp_synth_model_args a = {.seed = 1};
-    const argument list[] = {{"--like", TEXT, &a.like},
-                             {"--out", TEXT, &a.out},
-                             {"--layers", COUNT, &a.layers},
-                             {"--max-positions", COUNT, &a.max_positions},
-                             {"--seed", SEED, &a.seed},
-                             {NULL, FLAG, NULL}};
+    const argument list[] = {
+        {"--like", TEXT, &a.like},      {"--out", TEXT, &a.out},
+        {"--layers", COUNT, &a.layers}, {"--max-positions", COUNT, &a.max_positions},
+        {"--seed", SEED, &a.seed},      {NULL, FLAG, NULL}};
     SP_TRY(parse_arguments("synth-model", argc, argv, list, NULL));
     if (!a.out) return sp_error(SP_BAD_INPUT, "sparda data synth-model: --out DIR is missing");
     return sp_synth_model(&a);
@@ -361,11 +360,13 @@ sp_status sp_data_command(int argc, char **argv) {
         }
     if (argc < 2) {
         fputs(help, stderr);
-        return sp_error(SP_BAD_INPUT, "no data command given; this version has synth, synth-model, info");
+        return sp_error(SP_BAD_INPUT,
+                        "no data command given; this version has synth, synth-model, info");
     }
     if (strcmp(argv[1], "synth") == 0) return data_synth(argc - 1, argv + 1);
     if (strcmp(argv[1], "synth-model") == 0) return data_synth_model(argc - 1, argv + 1);
     if (strcmp(argv[1], "info") == 0) return data_info(argc - 1, argv + 1);
-    return sp_error(SP_BAD_INPUT, "unknown data command '%s'; this version has synth, synth-model, info",
+    return sp_error(SP_BAD_INPUT,
+                    "unknown data command '%s'; this version has synth, synth-model, info",
                     argv[1]);
 }

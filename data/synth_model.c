@@ -80,10 +80,10 @@ static void layer_part(part *p, const dimensions *d, int64_t l) {
         const char *name;
         int64_t rows, cols;
     } list[] = {
-        {"input_layernorm", D, 0},          {"post_attention_layernorm", D, 0},
-        {"self_attn.q_proj", q, D},         {"self_attn.k_proj", kv, D},
-        {"self_attn.v_proj", kv, D},        {"self_attn.o_proj", D, q},
-        {"mlp.gate_proj", d->ffn, D},       {"mlp.up_proj", d->ffn, D},
+        {"input_layernorm", D, 0},    {"post_attention_layernorm", D, 0},
+        {"self_attn.q_proj", q, D},   {"self_attn.k_proj", kv, D},
+        {"self_attn.v_proj", kv, D},  {"self_attn.o_proj", D, q},
+        {"mlp.gate_proj", d->ffn, D}, {"mlp.up_proj", d->ffn, D},
         {"mlp.down_proj", D, d->ffn},
     };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
@@ -100,8 +100,8 @@ static void outer_part(part *p, const dimensions *d) {
 // Fills and writes one shard; its tensors go into the index.
 static sp_status write_part(part *p, const sp_synth_model_args *a, int64_t shard, int64_t shards,
                             uint16_t *buffer, json_t *weight_map) {
-    char *file = sp_format("model-%05lld-of-%05lld.safetensors", (long long)shard + 1,
-                           (long long)shards);
+    char *file =
+        sp_format("model-%05lld-of-%05lld.safetensors", (long long)shard + 1, (long long)shards);
     char *path = file ? sp_path_join(a->out, file) : NULL;
     sp_status st = path ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     for (int i = 0; i < p->n && st == SP_OK; i++) {

@@ -1,7 +1,7 @@
 // How long each operation of a backend takes, for `sparda bench`: while a profile is open, the
 // backend's table of operations is a copy whose entries also read the clock. Nothing is measured,
-// and nothing costs anything, outside of that. Every timed operation is waited for. One profile at a
-// time.
+// and nothing costs anything, outside of that. Every timed operation is waited for. One profile at
+// a time.
 #ifndef SPARDA_KERNELS_PROFILE_H
 #define SPARDA_KERNELS_PROFILE_H
 

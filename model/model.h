@@ -88,11 +88,11 @@ sp_status sp_check_grids(const sp_model_desc *d, sp_grid teacher);
 // ---- weights ------------------------------------------------------------------------------------
 
 typedef struct sp_layer_weights {
-    sp_tensor attn_norm, mlp_norm;  // [1, D]
-    sp_tensor qkv;                  // [(Hq + 2 Hkv) d, D]: q | k | v rows
-    sp_tensor o;                    // [D, Hq d]
-    sp_tensor gate_up;              // [2 F, D]: gate | up
-    sp_tensor down;                 // [D, F]
+    sp_tensor attn_norm, mlp_norm; // [1, D]
+    sp_tensor qkv;                 // [(Hq + 2 Hkv) d, D]: q | k | v rows
+    sp_tensor o;                   // [D, Hq d]
+    sp_tensor gate_up;             // [2 F, D]: gate | up
+    sp_tensor down;                // [D, F]
 } sp_layer_weights;
 
 typedef struct sp_model {
@@ -101,7 +101,7 @@ typedef struct sp_model {
     sp_tensor embed; // [V, D]
     sp_tensor head;  // [V, D]; a view of `embed` when tied
     sp_tensor final_norm;
-    sp_layer_weights *layer; // [L]
+    sp_layer_weights *layer;            // [L]
     char weights_sha256[SP_SHA256_HEX]; // sp_model_weights_sha256
 } sp_model;
 

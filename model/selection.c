@@ -267,7 +267,9 @@ static sp_status prefill_layer(prefill *p, int64_t layer) {
 sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *rope,
                      const int32_t *tokens, int64_t T, const sp_prefill_args *a) {
     prefill p = {.m = m, .w = w, .rope = rope, .a = a, .T = T};
-    p.tile = a->tile > 0 && a->tile < T ? a->tile : a->tile > 0 ? T : sp_selection_tile(m->backend, m->desc, T);
+    p.tile = a->tile > 0 && a->tile < T ? a->tile
+             : a->tile > 0              ? T
+                                        : sp_selection_tile(m->backend, m->desc, T);
     sp_status st = SP_OK;
     if (a->selector == SP_SELECT_FORECAST && !a->fixed_lists &&
         (!a->forecast || a->forecast->layers != m->desc->layers))

@@ -59,14 +59,14 @@ inside() {
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
         chroot "$folder" "$@" </dev/null
 }
-rm -rf "$folder/root/sparda"
-git clone -q "$root" "$folder/root/sparda"
+rm -rf "$folder/srv/sparda"
+git clone -q "$root" "$folder/srv/sparda"
 if [ "$mpich" = yes ]; then
-    inside sed -i 's/libopenmpi-dev openmpi-bin/libmpich-dev mpich/' /root/sparda/quickstart
+    inside sed -i 's/libopenmpi-dev openmpi-bin/libmpich-dev mpich/' /srv/sparda/quickstart
 fi
 for command in "$@"; do
     started=$(date +%s)
     # shellcheck disable=SC2086  # a command may carry options: "test --long"
-    inside /root/sparda/quickstart $command
+    inside /srv/sparda/quickstart $command
     echo "$0: $suite: ./quickstart $command succeeded in $(($(date +%s) - started)) s"
 done

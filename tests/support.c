@@ -25,7 +25,9 @@ static int remove_entry(const char *path, const struct stat *s, int flag, struct
     return remove(path);
 }
 
-static void remove_tmpdir(void) { nftw(tmpdir, remove_entry, 16, FTW_DEPTH | FTW_PHYS); }
+static void remove_tmpdir(void) {
+    nftw(tmpdir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+}
 
 const char *test_tmpdir(void) {
     if (!tmpdir[0]) {
@@ -36,7 +38,9 @@ const char *test_tmpdir(void) {
     return tmpdir;
 }
 
-char *test_path(const char *relative) { return sp_path_join(SPARDA_SOURCE_DIR, relative); }
+char *test_path(const char *relative) {
+    return sp_path_join(SPARDA_SOURCE_DIR, relative);
+}
 
 uint64_t test_random(uint64_t *state) {
     uint64_t z = *state += 0x9e3779b97f4a7c15u;

@@ -20,7 +20,7 @@
 void test_assert_status(sp_status got, sp_status want, const char *part, const char *expr,
                         const char *file, int line);
 
-const char *test_tmpdir(void); // an empty folder of this process, removed at exit
+const char *test_tmpdir(void);         // an empty folder of this process, removed at exit
 char *test_path(const char *relative); // inside the source tree; caller frees
 
 // Deterministic random numbers for inputs (splitmix64).

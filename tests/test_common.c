@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static sp_status inner(void) { return sp_error(SP_BAD_INPUT, "file %s: wrong", "a.yaml"); }
+static sp_status inner(void) {
+    return sp_error(SP_BAD_INPUT, "file %s: wrong", "a.yaml");
+}
 static sp_status outer(void) {
     SP_TRY(inner());
     return SP_OK;
@@ -48,9 +50,9 @@ static void sizes_are_checked(void **state) {
 static void floats_convert_exactly(void **state) {
     (void)state;
     assert_int_equal(sp_f32_to_bf16(1.0f), 0x3f80);
-    assert_int_equal(sp_f32_to_bf16(1.00390625f), 0x3f80);      // tie: to even
-    assert_int_equal(sp_f32_to_bf16(1.01171875f), 0x3f82);      // tie: to even
-    assert_int_equal(sp_f32_to_bf16(3.4028234e38f), 0x7f80);    // beyond the largest: infinity
+    assert_int_equal(sp_f32_to_bf16(1.00390625f), 0x3f80);   // tie: to even
+    assert_int_equal(sp_f32_to_bf16(1.01171875f), 0x3f82);   // tie: to even
+    assert_int_equal(sp_f32_to_bf16(3.4028234e38f), 0x7f80); // beyond the largest: infinity
     assert_true(isnan(sp_bf16_to_f32(sp_f32_to_bf16(NAN))));
     for (uint32_t u = 0; u < 65536; u++) { // round trip of every finite pattern
         float f = sp_bf16_to_f32((uint16_t)u);

@@ -1,11 +1,11 @@
 // ctest: timeout=600
-// Every operation of the CUDA backend against the CPU backend on the same bf16 inputs, over a table of
-// shapes. Skipped where no device is.
+// Every operation of the CUDA backend against the CPU backend on the same bf16 inputs, over a table
+// of shapes. Skipped where no device is.
 //
 // Bounds: a result stored in bf16 differs from the fp32 one by its rounding, at most 2^-9 of each
-// value, 1.7e-3 in L2 for what is spread evenly; 4e-3 allows for twice that. Results in fp32 from the
-// same bf16 inputs differ by fp32 rounding only, growing with the length of the sums; probabilities
-// use the hardware's exp2, good to 2^-22.
+// value, 1.7e-3 in L2 for what is spread evenly; 4e-3 allows for twice that. Results in fp32 from
+// the same bf16 inputs differ by fp32 rounding only, growing with the length of the sums;
+// probabilities use the hardware's exp2, good to 2^-22.
 #include "tests/support.h"
 
 #include "common/build.h"
@@ -82,9 +82,27 @@ static const shape shapes[] = {
     {"tiny ragged", 203, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, true}, 256, 512, 1},
     {"tiny peaked", 203, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, false}, 256, 512, 4},
     {"one window", 9, 0, {8, 2, 64}, {8, 4}, {2, 1}, {16, 1, 2, 10, false}, 256, 512, 1},
-    {"small, blocks of 64", 700, 0, {32, 2, 128}, {32, 16}, {2, 1}, {64, 1, 2, 6, false}, 64, 128, 1},
+    {"small, blocks of 64",
+     700,
+     0,
+     {32, 2, 128},
+     {32, 16},
+     {2, 1},
+     {64, 1, 2, 6, false},
+     64,
+     128,
+     1},
     {"minicpm", 3000, 0, {32, 2, 128}, {32, 16}, {2, 1}, {64, 1, 4, 16, false}, 512, 1024, 1},
-    {"minicpm tile", 3000, 2048, {32, 2, 128}, {32, 16}, {2, 1}, {64, 1, 4, 16, true}, 512, 1024, 1},
+    {"minicpm tile",
+     3000,
+     2048,
+     {32, 2, 128},
+     {32, 16},
+     {2, 1},
+     {64, 1, 4, 16, true},
+     512,
+     1024,
+     1},
     {"native grid", 1500, 0, {32, 2, 128}, {32, 16}, {32, 16}, {64, 1, 4, 12, false}, 512, 1024, 1},
     {"grid 8/4", 777, 0, {4, 4, 64}, {32, 16}, {8, 4}, {64, 1, 2, 6, false}, 264, 520, 1},
     {"group 3, block 128", 900, 0, {6, 2, 64}, {16, 8}, {2, 1}, {128, 1, 1, 4, false}, 192, 384, 1},
@@ -175,8 +193,11 @@ static void method(const shape *c) {
     free(same);
 
     for (int mean = 0; mean < 2; mean++) {
-        sp_importance_args a = {.heads = c->heads, .fine = c->fine, .deployed = c->deployed,
-                                .n_d = n_d, .align = mean ? SP_ALIGN_MEAN : SP_ALIGN_MAX,
+        sp_importance_args a = {.heads = c->heads,
+                                .fine = c->fine,
+                                .deployed = c->deployed,
+                                .n_d = n_d,
+                                .align = mean ? SP_ALIGN_MEAN : SP_ALIGN_MAX,
                                 .visibility = native ? SP_SEES_COMPLETE : SP_SEES_START};
         pair imp = make(SP_F32, R, c->heads.kv_heads * n_d);
         assert_ok(sp_importance(&a, q.on_cpu, c->i0, ct.on_cpu, imp.on_cpu));
@@ -200,7 +221,9 @@ static void method(const shape *c) {
                                        lists.on_gpu));
             assert_int_equal(rows_of_different_lists(lists), 0);
             for (int ideal = 0; ideal < 2; ideal++) {
-                sp_kl_args kl = {.heads = c->heads, .deployed = c->deployed, .selection = c->s,
+                sp_kl_args kl = {.heads = c->heads,
+                                 .deployed = c->deployed,
+                                 .selection = c->s,
                                  .gradient = ideal ? SP_KL_IDEAL : SP_KL_EXACT,
                                  .weight = 1.0 / (double)(c->heads.kv_heads * c->T)};
                 pair loss = make(SP_F32, R, c->heads.kv_heads), df = make(SP_BF16, R, kv_cols);
@@ -228,8 +251,10 @@ static void method(const shape *c) {
                                           lists.on_gpu, c->s.block, attn.on_gpu));
             compare(attn, "sparse_attention", 6e-3); // probabilities are rounded to bf16 too
             assert_ok(sp_fill(attn.on_gpu, NAN));
-            assert_ok(sp_dense_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu, attn.on_cpu));
-            assert_ok(sp_dense_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu, attn.on_gpu));
+            assert_ok(
+                sp_dense_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu, attn.on_cpu));
+            assert_ok(
+                sp_dense_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu, attn.on_gpu));
             compare(attn, "dense_attention", 6e-3);
             drop(&attn), drop(&scores), drop(&lists);
         }
@@ -238,10 +263,10 @@ static void method(const shape *c) {
     pair raw = make(SP_F32, R, c->heads.kv_heads * n_d);
     for (int complete = 0; complete < 2; complete++) {
         sp_visibility see = complete ? SP_SEES_COMPLETE : SP_SEES_START;
-        assert_ok(sp_forecast_scores(c->heads, c->deployed, see, f.on_cpu, c->i0, cd.on_cpu,
-                                     raw.on_cpu));
-        assert_ok(sp_forecast_scores(c->heads, c->deployed, see, f.on_gpu, c->i0, cd.on_gpu,
-                                     raw.on_gpu));
+        assert_ok(
+            sp_forecast_scores(c->heads, c->deployed, see, f.on_cpu, c->i0, cd.on_cpu, raw.on_cpu));
+        assert_ok(
+            sp_forecast_scores(c->heads, c->deployed, see, f.on_gpu, c->i0, cd.on_gpu, raw.on_gpu));
         compare(raw, "forecast_scores", 1e-5);
     }
     drop(&raw);

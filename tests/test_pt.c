@@ -109,7 +109,7 @@ static void objects(void **unused) {
     assert_int_equal(sp_pickle_root(p)->u.list.n, 0);
     sp_pickle_free(p);
     p = RUN("ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00"
-                       "aK\x01u}b.");
+            "aK\x01u}b.");
     assert_int_equal(sp_pt_get(sp_pickle_root(p), "a")->u.i, 1); // BUILD leaves it alone
     sp_pickle_free(p);
     p = RUN("ccollections\nOrderedDict\n]((\x8c\x01"

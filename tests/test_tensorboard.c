@@ -189,7 +189,8 @@ static void test_round_trip(void **state) {
         assert_int_equal(system(command), 0);
         free(command);
     } else {
-        print_message("note: the tensorboard package of Python is absent, so it does not read the file\n");
+        print_message(
+            "note: the tensorboard package of Python is absent, so it does not read the file\n");
     }
     free(path);
     free(dir);

@@ -5,8 +5,8 @@
 #include "common/util.h"
 #include "train/trainer.h"
 
-#include <stdio.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -23,12 +23,12 @@
 static struct {
     sp_ranks ranks;
     bool open;
-    bool mpi;      // MPI was started here
-    bool agreed;   // the present failure is known to all ranks
-    bool reports;  // this rank prints the present error
+    bool mpi;       // MPI was started here
+    bool agreed;    // the present failure is known to all ranks
+    bool reports;   // this rank prints the present error
     bool connected; // sp_ranks_connect: gradients are summed by the backends
-    float *values; // the host copy of a tensor to be summed
-    float *share;  // what each rank sends of this rank's share
+    float *values;  // the host copy of a tensor to be summed
+    float *share;   // what each rank sends of this rank's share
     int64_t values_cap, share_cap;
 } self = {.reports = true};
 

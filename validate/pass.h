@@ -31,9 +31,9 @@ typedef struct sp_pass {
     const sp_validate_args *args;
     const sp_model_desc *desc;
     const sp_model *model;
-    sp_selection selection; // future masked
-    sp_grid grid, fine;     // deployed; the teacher's fine one
-    int64_t chosen;         // k - I - W - 1: blocks really chosen
+    sp_selection selection;                  // future masked
+    sp_grid grid, fine;                      // deployed; the teacher's fine one
+    int64_t chosen;                          // k - I - W - 1: blocks really chosen
     sp_forecast_device *trained, *untrained; // on the backend
     sp_text_source text;
     bool needles; // the model knows the corpus

@@ -1,7 +1,8 @@
 // The validation pass after export (inference.md 5.4, 5.5): loads the exported files, checks them,
 // measures the Forecast's quality, writes validation_report.json and validation_report.html.
 //
-//   E  the files: all formats alike and as recorded, names and shapes, made for this base model, finite
+//   E  the files: all formats alike and as recorded, names and shapes, made for this base model,
+//   finite
 //      numbers, both top-k conventions                                             export_files.c
 //   P  two ways to compute one thing agree: selection and a scalar reference, compressed keys grown
 //      and at once, decode and prefill                                             paths.c
@@ -29,9 +30,9 @@
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
-    const char *data;                     // held-out rows; NULL: the corpus, if the vocabulary is its
-    bool strict;                          // a missed soft gate fails, too
-    const sp_config *config;              // backend, seed, sparse_config.*, validate.*
+    const char *data;        // held-out rows; NULL: the corpus, if the vocabulary is its
+    bool strict;             // a missed soft gate fails, too
+    const sp_config *config; // backend, seed, sparse_config.*, validate.*
 } sp_validate_args;
 
 // SP_OK (pass, with or without warnings), SP_CHECK_FAILED with a report, or an error without one.
