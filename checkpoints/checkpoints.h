@@ -79,6 +79,9 @@ void sp_imported_free(sp_imported *i);
 // listed. A missing last-layer matrix (never used) is allowed and set to 0; tensors that are no
 // Forecast weights are ignored. `info` may be NULL.
 sp_status sp_forecast_import(const char *path, sp_forecast *out, sp_imported *info);
+// SP_BAD_INPUT naming every matrix with a NaN or infinity. Import lets them through, so that the
+// validator can report them (E3); training asks.
+sp_status sp_forecast_require_finite(const sp_forecast *f, const char *origin);
 
 // ---- export -------------------------------------------------------------------------------------
 

@@ -200,21 +200,6 @@ static sp_status read_candidate(const source *s, const candidate *c, float *out)
     return sp_pt_read_f32(s->pt, c->tensor, c->name, out);
 }
 
-static sp_status require_finite(const source *s, const sp_forecast *shape, const float *w) {
-    sp_problems p = {0};
-    int64_t size = shape->rows * shape->cols;
-    for (int64_t l = 0; l <= shape->layers; l++)
-        for (int64_t i = 0; i < size; i++) {
-            if (isfinite(w[l * size + i])) continue;
-            char name[64];
-            sp_forecast_name(l, name);
-            sp_problems_add(&p, "%s: element %" PRId64 " is %g", name, i, (double)w[l * size + i]);
-            break;
-        }
-    return sp_problems_end(&p, SP_BAD_INPUT, "the Forecast weights of %s are not finite numbers",
-                           s->path);
-}
-
 static sp_status copy_tensors(const source *s, sp_forecast *out) {
     int64_t size = out->rows * out->cols;
     const candidate **chosen = NULL;
@@ -225,7 +210,6 @@ static sp_status copy_tensors(const source *s, sp_forecast *out) {
     SP_GO(sp_alloc(&w, (out->layers + 1) * size, sizeof *w, "Forecast weights"));
     for (int64_t l = 0; l <= out->layers; l++) // a missing last one stays 0: nothing reads it
         if (chosen[l]) SP_GO(read_candidate(s, chosen[l], w + l * size));
-    SP_GO(require_finite(s, out, w));
     memcpy(out->w, w, (size_t)((out->layers + 1) * size) * sizeof *w);
 done:
     free(w);
@@ -242,7 +226,6 @@ static sp_status copy_state(const source *s, sp_forecast *out) {
                         " layers of [%" PRId64 ",%" PRId64 "]",
                         s->path, s->state->base_name, w->layers, w->rows, w->cols, out->layers,
                         out->rows, out->cols);
-    SP_TRY(require_finite(s, out, w->w));
     memcpy(out->w, w->w, (size_t)((w->layers + 1) * w->rows * w->cols) * sizeof *w->w);
     return SP_OK;
 }
@@ -291,6 +274,22 @@ void sp_imported_free(sp_imported *i) {
     free(i->format);
     json_decref(i->sparse_config);
     *i = (sp_imported){.step = -1};
+}
+
+sp_status sp_forecast_require_finite(const sp_forecast *f, const char *origin) {
+    sp_problems p = {0};
+    int64_t size = f->rows * f->cols;
+    for (int64_t l = 0; l <= f->layers; l++)
+        for (int64_t i = 0; i < size; i++) {
+            if (isfinite(f->w[l * size + i])) continue;
+            char name[64];
+            sp_forecast_name(l, name);
+            sp_problems_add(&p, "%s: element %" PRId64 " is %g", name, i,
+                            (double)f->w[l * size + i]);
+            break;
+        }
+    return sp_problems_end(&p, SP_BAD_INPUT, "the Forecast weights of %s are not finite numbers",
+                           origin);
 }
 
 sp_status sp_forecast_import(const char *path, sp_forecast *out, sp_imported *info) {

@@ -102,7 +102,7 @@ static sp_status initial_weights(sp_trainer *t) {
     sp_info("weights     from %s (%s%s%s)", from, info.format ? info.format : "?",
             info.base_model ? ", made for " : "", info.base_model ? info.base_model : "");
     sp_imported_free(&info);
-    return SP_OK;
+    return sp_forecast_require_finite(&t->forecast, from);
 }
 
 static sp_status upload_weights(sp_trainer *t) {
