@@ -40,7 +40,7 @@ esac
 
 # Launchers pass SIGUSR1 on to the ranks; SIGTERM and SIGINT they may turn into a kill.
 launcher=
-trap '[ -z "$launcher" ] || kill -USR1 "$launcher" 2>/dev/null || :' USR1 TERM INT
+trap 'signalled=1; [ -z "$launcher" ] || kill -USR1 "$launcher" 2>/dev/null || :' USR1 TERM INT
 
 # In a session of its own, so that Ctrl-C reaches this script and not the launcher.
 # shellcheck disable=SC2086  # several options
@@ -48,9 +48,14 @@ setsid "$mpirun" -n "${RANKS:-1}" ${HOSTFILE:+$hostfile_option "$HOSTFILE"} ${MP
     "${SPARDA:-build/sparda}" train "$config" --out "$run" --resume=auto "$@" &
 launcher=$!
 
-status=0
+# A signal ends a wait with a status of its own: only an undisturbed one returns the launcher's. 127
+# says that an earlier wait already had it.
+status=127
 while :; do
-    wait "$launcher" && status=0 || status=$?
-    kill -0 "$launcher" 2>/dev/null || break # else a signal interrupted the wait
+    signalled=
+    wait "$launcher" && got=0 || got=$?
+    [ "$got" != 127 ] || break
+    status=$got
+    [ -n "$signalled" ] || break
 done
 exit "$status"
