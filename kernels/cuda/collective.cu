@@ -40,7 +40,7 @@ static sp_status wait_for(sp_cuda_comm *m, const char *what, Finished finished) 
         if (sp_now() - start > m->deadline_s)
             return sp_error(SP_ENVIRONMENT,
                             "rank %d waited %.0f s for the other %d ranks in %s; one of them is lost "
-                            "or stuck (watchdog_s sets this limit)",
+                            "or stuck; see its log/rank-N.log in the run folder",
                             m->rank, m->deadline_s, m->size - 1, what);
         nap();
     }
