@@ -71,6 +71,7 @@ typedef struct sp_config {
 
     char *backend;   // auto, cpu, cuda
     char *cpu_blas;  // auto, openblas, onednn
+    char *cuda_kernels; // auto, portable
     int64_t threads; // 0: the cores divided by the ranks of the host
     bool deterministic;
 
@@ -78,7 +79,7 @@ typedef struct sp_config {
     int64_t eval_every_steps, eval_rows;
     sp_data_list eval_data;
     unsigned after_training; // sp_after bits
-    int64_t time_limit_min, max_nonfinite_steps;
+    int64_t time_limit_min, watchdog_s, max_nonfinite_steps;
 
     // key validate.*: the validation pass
     struct {

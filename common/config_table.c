@@ -97,6 +97,8 @@ const sp_option sp_options[] = {
     WORD("backend", "auto", "auto cpu cuda", FIXED, backend, "device that computes"),
     WORD("cpu_blas", "auto", "auto openblas onednn", FIXED, cpu_blas,
          "matrix product of the CPU backend; auto: the fastest, measured at start"),
+    WORD("cuda_kernels", "auto", "auto portable", FIXED, cuda_kernels,
+         "portable: the kernels for compute capability 8.0 on any card; auto: the fastest ones"),
     INT("threads", "0", 0, 65536, "", CHANGES, threads,
         "CPU threads of each rank; 0: the cores divided by the ranks of the host"),
     BOOL("deterministic", FIXED, deterministic, "fixed order of every reduction"),
@@ -116,6 +118,8 @@ const sp_option sp_options[] = {
           "what follows a finished run, a list: export, validate (of the export)"),
     INT("time_limit_min", "0", 0, MANY, "minutes", CHANGES, time_limit_min,
         "save and stop, as after a signal, when so much time is used; 0: no limit"),
+    INT("watchdog_s", "30", 1, MANY, "seconds", CHANGES, watchdog_s,
+        "give up when another rank is so long silent in a collective"),
     INT("max_nonfinite_steps", "10", 1, MANY, "optimiser steps", CHANGES, max_nonfinite_steps,
         "so many updates in a row skipped for a gradient that is not finite end the run"),
 

@@ -14,6 +14,7 @@
 typedef struct sp_operations {
     void (*close)(sp_backend *be);
     sp_status (*synchronize)(sp_backend *be); // all operations issued so far are done
+    sp_status (*supports)(sp_backend *be, const sp_shapes *s); // NULL: any shape
     // Zero-filled and aligned for the widest vector. NULL if there is no memory.
     void *(*allocate)(sp_backend *be, int64_t bytes);
     void (*release)(sp_backend *be, void *data);

@@ -47,6 +47,7 @@ typedef struct sp_backend_options {
     int threads;          // host threads of the CPU backend; 0 = cores / local_ranks
     int local_rank, local_ranks;
     bool deterministic;
+    bool portable_kernels; // CUDA: those for compute capability 8.0 also where faster ones would run
 } sp_backend_options;
 
 sp_status sp_backend_open(const sp_backend_options *o, sp_backend **out);
@@ -104,6 +105,14 @@ typedef struct sp_heads {
 typedef struct sp_grid {
     int64_t kernel, stride;
 } sp_grid;
+
+// Whether a backend has kernels for a model's shapes, asked once at start: SP_ENVIRONMENT names the
+// shape that has none and what would do. The CPU backend takes any.
+typedef struct sp_shapes {
+    sp_heads heads;
+    sp_grid fine, deployed; // of the teacher and of inference
+} sp_shapes;
+sp_status sp_backend_supports(sp_backend *be, const sp_shapes *s);
 
 typedef struct sp_selection {
     int64_t block;        // B, tokens; a multiple of the deployed stride

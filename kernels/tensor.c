@@ -68,6 +68,9 @@ int64_t sp_backend_tile_bytes(const sp_backend *be) {
 sp_status sp_backend_synchronize(sp_backend *be) {
     return be->ops->synchronize(be);
 }
+sp_status sp_backend_supports(sp_backend *be, const sp_shapes *s) {
+    return be->ops->supports ? be->ops->supports(be, s) : SP_OK;
+}
 sp_dtype sp_backend_storage(const sp_backend *be) {
     return be->storage;
 }

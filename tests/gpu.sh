@@ -15,6 +15,11 @@ row() { printf '%-44s %s\n' "$1" "$2" >>"$out/table.txt"; }
 
 "$build/test_cuda_operations" >"$out/operations.log" 2>&1
 row 'operations against the CPU backend' "$([ $? = 0 ] && echo pass || echo FAIL)"
+"$build/test_cuda_operations" --portable >"$out/portable.log" 2>&1
+row 'portable kernels against the CPU backend' "$([ $? = 0 ] && echo pass || echo FAIL)"
+# ... translated by the driver from the PTX for compute capability 8.0, as on a card not compiled for
+CUDA_FORCE_PTX_JIT=1 "$build/test_cuda_operations" --portable >"$out/ptx.log" 2>&1
+row 'portable kernels from PTX' "$([ $? = 0 ] && echo pass || echo FAIL)"
 
 # The tiny model on both backends: the same samples, losses that agree to bf16.
 "$sparda" data synth --out "$work/corpus" --rows 200 --seq-len 1024 --seed 1 >"$out/train.log" 2>&1
@@ -34,9 +39,16 @@ for tokens in 16384 65536; do
     row "step of $layers layers, $tokens tokens" "$(sed -n 's/.*"ms_median": \([0-9.]*\).*/\1 ms/p' "$out/step-$tokens.json" | head -1)"
 done
 
+"$sparda" bench train-step --base "$work/base" --seq-len 65536 --steps 3 --cuda-kernels portable \
+    --json "$out/step-portable.json" >>"$out/bench.log" 2>&1
+row "step of $layers layers, 65536 tokens, portable kernels" "$(sed -n 's/.*"ms_median": \([0-9.]*\).*/\1 ms/p' "$out/step-portable.json" | head -1)"
+
 for tool in memcheck racecheck; do
     timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 \
         "$build/test_cuda_operations" --small >"$out/$tool.log" 2>&1
     row "compute-sanitizer $tool" "$([ $? = 0 ] && grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/$tool.log" || echo "FAIL, see $tool.log")"
+    timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 \
+        "$build/test_cuda_operations" --small --portable >"$out/$tool-portable.log" 2>&1
+    row "compute-sanitizer $tool, portable kernels" "$([ $? = 0 ] && grep -h 'ERROR SUMMARY\|RACECHECK SUMMARY' "$out/$tool-portable.log" || echo "FAIL, see $tool-portable.log")"
 done
 cat "$out/table.txt"

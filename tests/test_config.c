@@ -243,8 +243,6 @@ static void wrong_keys(void **state) {
                 "unknown key 'sparse_config.block_sise'; did you mean 'sparse_config.block_size'?");
     one_mistake("Seed: 5\n", "1:1", "unknown key 'Seed'; did you mean 'seed'?");
     // later work is not accepted in advance
-    one_mistake("watchdog_s: 30\n", "1:1",
-                "unknown key 'watchdog_s'; 'sparda train --help' lists the keys");
     one_mistake("transfer: {}\n", "1:1",
                 "unknown key 'transfer'; 'sparda train --help' lists the keys");
     one_mistake("\"\": 1\n", "1:1", "unknown key ''; 'sparda train --help' lists the keys");
@@ -619,6 +617,7 @@ static void comparison(void **state) {
                     "eval_every_steps=4",
                     "eval_rows=1",
                     "time_limit_min=3",
+                    "watchdog_s=7",
                     "threads=2",
                     "name=other",
                     "after_training=[export]",
@@ -636,13 +635,14 @@ static void comparison(void **state) {
                      "mask_future_blocks=true",
                      "sparse_config.topk=3",
                      "backend=cpu",
+                     "cuda_kernels=portable",
                      "deterministic=true"};
-    sp_config *a = load_sets(old, 3), *b = load_sets(same, 17), *c = load_sets(other, 10);
+    sp_config *a = load_sets(old, 3), *b = load_sets(same, 18), *c = load_sets(other, 11);
     sp_problems p = {0};
     sp_config_compare(a, b, &p);
     assert_int_equal(p.count, 0);
     sp_config_compare(a, c, &p);
-    assert_int_equal(p.count, 10);
+    assert_int_equal(p.count, 11);
     assert_non_null(strstr(p.text, "base: /m -> /n"));
     assert_non_null(strstr(p.text, "data: [{path: /d}] -> [{path: /d, proportion: 1}]"));
     assert_non_null(strstr(p.text, "seed: 42 -> 43"));

@@ -106,6 +106,7 @@ static const shape shapes[] = {
     {"native grid", 1500, 0, {32, 2, 128}, {32, 16}, {32, 16}, {64, 1, 4, 12, false}, 512, 1024, 1},
     {"grid 8/4", 777, 0, {4, 4, 64}, {32, 16}, {8, 4}, {64, 1, 2, 6, false}, 264, 520, 1},
     {"group 3, block 128", 900, 0, {6, 2, 64}, {16, 8}, {2, 1}, {128, 1, 1, 4, false}, 192, 384, 1},
+    {"group 5", 500, 0, {10, 2, 64}, {32, 16}, {2, 1}, {64, 1, 1, 4, false}, 192, 384, 1},
     {"group 8", 1300, 0, {16, 2, 128}, {32, 16}, {16, 8}, {64, 2, 3, 9, false}, 256, 256, 1},
 };
 
@@ -274,7 +275,7 @@ static void method(const shape *c) {
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
 }
 
-static size_t n_shapes = sizeof shapes / sizeof *shapes; // --small: those a sanitizer can follow
+static size_t n_shapes = sizeof shapes / sizeof *shapes;
 
 static void operations_agree_with_the_cpu(void **state) {
     (void)state;
@@ -316,8 +317,12 @@ static void optimiser_and_tables(void **state) {
 
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
-    if (argc > 1 && strcmp(argv[1], "--small") == 0) n_shapes = 5;
+    // --small: shapes that a sanitizer can follow; --portable: the kernels for older cards
     sp_backend_options o = {.name = "cuda", .local_ranks = 1};
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--small") == 0) n_shapes = 5;
+        if (strcmp(argv[i], "--portable") == 0) o.portable_kernels = true;
+    }
     if (sp_backend_open(&o, &gpu) != SP_OK) {
         printf("skipped: %s\n", sp_error_text());
         return 0;

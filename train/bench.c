@@ -37,10 +37,11 @@ static const char usage[] =
     "  --threads N      host threads; default: all cores\n"
     "  --blas NAME      auto, openblas or onednn; default auto, the fastest by measurement\n"
     "  --backend NAME   auto, cpu or cuda\n"
+    "  --cuda-kernels K auto, or portable: those for compute capability 8.0\n"
     "  --json FILE      results as JSON; '-' writes them to stdout\n";
 
 typedef struct bench_args {
-    const char *what, *base, *json;
+    const char *what, *base, *json, *cuda_kernels;
     int64_t seq_len, batch, steps;
     sp_backend_options backend;
     bool help;
@@ -63,6 +64,7 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
                       .seq_len = 1024,
                       .batch = 1,
                       .steps = 5,
+                      .cuda_kernels = "auto",
                       .backend = {.name = "auto", .cpu_blas = "auto", .local_ranks = 1}};
     const struct {
         const char *name;
@@ -73,6 +75,7 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
         {"--json", &a->json, NULL},
         {"--blas", &a->backend.cpu_blas, NULL},
         {"--backend", &a->backend.name, NULL},
+        {"--cuda-kernels", &a->cuda_kernels, NULL},
         {"--seq-len", NULL, &a->seq_len},
         {"--batch", NULL, &a->batch},
         {"--steps", NULL, &a->steps},
@@ -112,6 +115,9 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
     }
     if (!a->what) sp_problems_add(&p, "nothing to measure: train-step, all or an operation's name");
     a->backend.threads = (int)threads;
+    a->backend.portable_kernels = strcmp(a->cuda_kernels, "portable") == 0;
+    if (!a->backend.portable_kernels && strcmp(a->cuda_kernels, "auto") != 0)
+        sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'", a->cuda_kernels);
     return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench (see --help)");
 }
 

@@ -167,7 +167,8 @@ static sp_status open_backend(sp_trainer *t) {
                             .threads = c->threads ? (int)c->threads : sp_ranks_threads(),
                             .local_rank = t->ranks->local_rank,
                             .local_ranks = t->ranks->local_size,
-                            .deterministic = c->deterministic};
+                            .deterministic = c->deterministic,
+                            .portable_kernels = strcmp(c->cuda_kernels, "portable") == 0};
     // Rank 0 measures, undisturbed; the others take its choice.
     sp_status st = SP_OK;
     if (t->ranks->rank == 0) st = sp_backend_open(&o, &t->backend);
@@ -180,7 +181,16 @@ static sp_status open_backend(sp_trainer *t) {
         st = sp_backend_open(&o, &t->backend);
     }
     SP_TRY(sp_ranks_agree(st));
-    return sp_ranks_connect(t->backend, 30);
+    return sp_ranks_connect(t->backend, (double)t->config->watchdog_s);
+}
+
+static sp_status check_shapes(const sp_trainer *t) {
+    for (int64_t i = 0; i < t->stages.n; i++)
+        SP_TRY(sp_backend_supports(t->backend,
+                                   &(sp_shapes){.heads = t->desc->heads,
+                                                .fine = t->stages.grid[i],
+                                                .deployed = sp_deployed_grid(t->desc)}));
+    return SP_OK;
 }
 
 static sp_status check_memory(const sp_trainer *t) {
@@ -216,6 +226,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(sp_ranks_same("the training data", t->data_identity));
     if (t->resumed) SP_TRY(sp_trainer_load(t));
     SP_TRY(open_backend(t));
+    SP_TRY(sp_ranks_agree(check_shapes(t)));
     return sp_ranks_agree(check_memory(t));
 }
 

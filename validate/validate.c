@@ -318,8 +318,10 @@ sp_status sp_validate(const sp_validate_args *a) {
                                                 .cpu_blas = c->cpu_blas,
                                                 .threads = (int)c->threads,
                                                 .local_ranks = 1,
-                                                .deterministic = c->deterministic},
+                                                .deterministic = c->deterministic,
+                            .portable_kernels = strcmp(c->cuda_kernels, "portable") == 0},
                           &be));
+    SP_GO(sp_backend_supports(be, &(sp_shapes){d->heads, p.fine, p.grid}));
     SP_GO(sp_model_load(be, d, NULL, &m));
     p.model = m;
     SP_GO(sp_report_open(&report));

@@ -108,12 +108,8 @@ __global__ void __launch_bounds__(THREADS)
 
 inline sp_status run(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
                      const sp_tensor *lists, int64_t block, sp_tensor out) {
+    SP_TRY(sp_cuda_attention_supported(heads));
     int group = (int)(heads.q_heads / heads.kv_heads), d = (int)heads.head_dim;
-    if (group > MAX_GROUP || d > MAX_DIM)
-        return sp_error(SP_ENVIRONMENT,
-                        "attention on CUDA: %d query heads per KV head of size %d; at most %d and "
-                        "%d are supported",
-                        group, d, MAX_GROUP, MAX_DIM);
     auto launch = group <= 1   ? kernel<1>
                   : group <= 4 ? kernel<4>
                   : group <= 8 ? kernel<8>

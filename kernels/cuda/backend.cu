@@ -212,9 +212,16 @@ static sp_status synchronize(sp_backend *be) {
     return SP_OK;
 }
 
+static sp_status supports(sp_backend *be, const sp_shapes *s) {
+    (void)be;
+    SP_TRY(sp_cuda_importance_supported(s->heads, s->fine, s->deployed));
+    return sp_cuda_attention_supported(s->heads);
+}
+
 static const sp_operations operations = {
     .close = close_backend,
     .synchronize = synchronize,
+    .supports = supports,
     .allocate = allocate,
     .release = release,
     .upload = upload,
@@ -247,17 +254,27 @@ static const sp_operations operations = {
     .adamw = sp_cuda_adamw,
 };
 
-static sp_status open_device(sp_cuda *c, int device) {
+// Whether this build can run on a card: has its code, or PTX that the driver translates.
+__global__ void probe_kernel(void) {}
+static bool has_code(void) {
+    cudaFuncAttributes a;
+    bool found = cudaFuncGetAttributes(&a, probe_kernel) == cudaSuccess;
+    cudaGetLastError();
+    return found;
+}
+
+static sp_status open_device(sp_cuda *c, int device, bool portable) {
     cudaDeviceProp prop;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaGetDeviceProperties(&prop, device));
     c->device = device;
     c->sms = prop.multiProcessorCount;
-    if (prop.major != 9 || prop.minor != 0)
+    if (!has_code())
         return sp_error(SP_ENVIRONMENT,
-                        "GPU %d (%s) has compute capability %d.%d; this build has code for 9.0 "
-                        "(Hopper) only; backend 'cpu' needs no GPU",
+                        "GPU %d (%s) has compute capability %d.%d; this build has code for " SPARDA_CUDA_CODE
+                        " (CMake option SPARDA_CUDA_ARCHITECTURES); backend 'cpu' needs no GPU",
                         device, prop.name, prop.major, prop.minor);
+    c->hopper = SPARDA_HAVE_HOPPER && prop.major == 9 && prop.minor == 0 && !portable;
     CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&c->lt) != CUBLAS_STATUS_SUCCESS)
         return sp_error(SP_ENVIRONMENT, "cuBLASLt cannot be started on GPU %d (%s)", device,
@@ -278,20 +295,18 @@ static sp_status open_device(sp_cuda *c, int device) {
     CUDA_TRY(cudaDriverGetVersion(&driver));
     c->base.description = sp_format(
         "cuda: GPU %d %s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA "
-        "%d.%d, bf16 storage, cuBLASLt %zu",
+        "%d.%d, bf16 storage, %s kernels, cuBLASLt %zu",
         device, prop.name, prop.major, prop.minor, c->sms, (double)prop.totalGlobalMem / 0x1p30,
-        driver / 1000, driver % 1000 / 10, cublasLtGetVersion());
+        driver / 1000, driver % 1000 / 10, c->hopper ? "Hopper" : "portable", cublasLtGetVersion());
     if (!c->base.description) return sp_error(SP_ENVIRONMENT, "out of memory");
     return SP_OK;
 }
 
 extern "C" bool sp_cuda_device_present(void) {
-    int n = 0, major = 0, minor = 0;
-    bool present = cudaGetDeviceCount(&n) == cudaSuccess && n > 0 &&
-                   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-                   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess;
+    int n = 0;
+    bool present = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
     cudaGetLastError();
-    return present && major == 9 && minor == 0; // what this build has code for
+    return present && has_code();
 }
 
 extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out) {
@@ -313,7 +328,7 @@ extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out)
     c->base.blas = "";
     c->base.storage = SP_BF16;
     c->base.tile_bytes = (int64_t)256 << 20;
-    sp_status st = open_device(c, o->local_rank);
+    sp_status st = open_device(c, o->local_rank, o->portable_kernels);
     if (st != SP_OK) {
         close_backend(&c->base);
         return st;

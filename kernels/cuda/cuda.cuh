@@ -29,6 +29,7 @@ struct sp_cuda_comm;   // collective.cu
 struct sp_cuda {
     sp_backend base;
     int device, sms;
+    bool hopper; // launch the kernels that need sm_90a
     cudaStream_t stream;
     cublasLtHandle_t lt;
     sp_matmul_plan *plans; // most recently made first
@@ -80,6 +81,10 @@ sp_status sp_cuda_matmul(sp_cuda *c, int64_t M, int64_t N, int64_t K, float alph
 sp_status sp_cuda_matmul_tn(sp_cuda *c, int64_t N, int64_t K, int64_t T, const void *dy,
                             int64_t lddy, const void *x, int64_t ldx, float *g, int64_t ldg);
 void sp_cuda_matmul_close(sp_cuda *c);
+
+// Whether importance.cu and sparse_attention.cu have kernels for these shapes.
+sp_status sp_cuda_importance_supported(sp_heads heads, sp_grid fine, sp_grid deployed);
+sp_status sp_cuda_attention_supported(sp_heads heads);
 
 // ---- operations (kernels.h), one file each ----
 #define OP extern "C" sp_status

@@ -3,15 +3,19 @@
 // Needs sm_90a. PTX ISA 8.x sections "mbarrier", "cp.async.bulk.tensor", "wgmma.mma_async".
 #pragma once
 
+#include "kernels/cuda/tensor_core.cuh"
+
 #include <cuda.h>
-#include <cuda_bf16.h>
-#include <stdint.h>
+
+// Bodies of the Hopper kernels are left out of code for other cards, where they are never launched.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+#define SPARDA_HOPPER_CODE 1
+#else
+#define SPARDA_HOPPER_CODE 0
+#endif
 
 namespace hopper {
-
-__device__ __forceinline__ uint32_t smem_address(const void *p) {
-    return (uint32_t)__cvta_generic_to_shared(p);
-}
+using namespace tensor_core;
 
 // ---- mbarrier -----------------------------------------------------------------------------------
 __device__ __forceinline__ void barrier_init(uint64_t *b, uint32_t arrivals) {
@@ -75,12 +79,6 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int N> __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// Keeps the compiler from moving uses of an accumulator above the wait.
-template <int N> __device__ __forceinline__ void pin(float (&c)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++) asm volatile("" : "+f"(c[i])::"memory");
-}
-
 // Descriptor of an operand whose non-K side is contiguous (MN-major), in boxes of 64 columns x rows
 // of 128 bytes with 128-byte swizzle: boxes are `box_bytes` apart, 8-row groups 1024 bytes.
 __device__ __forceinline__ uint64_t descriptor_mn(const void *smem, uint32_t box_bytes) {
@@ -90,9 +88,6 @@ __device__ __forceinline__ uint64_t descriptor_mn(const void *smem, uint32_t box
     d |= (uint64_t)1 << 62;
     return d;
 }
-
-// Accumulators of a warpgroup: c[i] is row 16*warp + lane/4 + 8*((i/2)%2), column 8*(i/4) +
-// 2*(lane%4) + i%2.
 
 // c[64 x 128] (+)= A[64 x 16] B[128 x 16]^T, both K-major in shared memory.
 __device__ __forceinline__ void wgmma_ss(float (&c)[64], uint64_t a, uint64_t b, bool accumulate) {
@@ -135,12 +130,6 @@ template <int N> __device__ __forceinline__ void registers_more() {
 }
 template <int N> __device__ __forceinline__ void registers_fewer() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
 }
 
 } // namespace hopper

@@ -12,32 +12,11 @@
 #pragma once
 
 #include "kernels/cuda/hopper.cuh"
-
-#include <math_constants.h>
+#include "kernels/cuda/importance.cuh"
 
 namespace importance_sm90 {
 using namespace hopper;
-
-struct Params {
-    int64_t i0;         // absolute position of row 0
-    int rows;           // R
-    int n;              // windows of the fine grid
-    int stride, extent; // window j is visible from position i iff stride*j + extent <= i
-    int q_heads, kv_heads;
-    float scale_log2; // log2(e) / sqrt(d)
-    float *lse;       // [Hq][rows], log2 units
-    float *out;       // [R][kv_heads * n_d], zeroed before pass 2
-    int64_t out_ld;
-    int n_d;
-    int chunk; // pass 2: key tiles per thread block
-};
-
-__device__ __forceinline__ int visible(const Params &p, int row) {
-    int64_t i = p.i0 + row;
-    if (i < p.extent) return 0;
-    int64_t v = (i - p.extent) / p.stride + 1;
-    return v < p.n ? (int)v : p.n;
-}
+using namespace importance;
 
 constexpr int CONSUMERS = 2;
 constexpr int THREADS = 128 * (CONSUMERS + 1);
@@ -66,64 +45,6 @@ __device__ __forceinline__ void multiply(float (&s)[64], const __nv_bfloat16 *q,
             wgmma_ss(s, a + 2 * step, b + 2 * step, box + step > 0);
     }
     wgmma_commit();
-}
-
-// Running maximum and sum of one thread's own columns of two rows; lanes are merged at the end.
-struct RowState {
-    float max[2], sum[2];
-};
-
-template <bool MASK>
-__device__ __forceinline__ void accumulate_lse(float (&s)[64], RowState &r, float scale, int col0,
-                                               const int (&vis)[2]) {
-    int t = 2 * (threadIdx.x & 3);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        if (MASK) { // selects, no branches: a branch here would serialise the products in flight
-#pragma unroll
-            for (int j = 0; j < 16; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &x = s[4 * j + 2 * half + e];
-                    x = col0 + 8 * j + t + e < vis[half] ? x : -CUDART_INF_F;
-                }
-        }
-        float m0 = s[2 * half], m1 = s[2 * half + 1];
-#pragma unroll
-        for (int j = 1; j < 16; j++) {
-            m0 = fmaxf(m0, s[4 * j + 2 * half]);
-            m1 = fmaxf(m1, s[4 * j + 2 * half + 1]);
-        }
-        float top = fmaxf(r.max[half], fmaxf(m0, m1) * scale);
-        float base = top == -CUDART_INF_F ? 0.f : top;
-        float sum0 = r.sum[half] * exp2_fast(r.max[half] - base), sum1 = 0;
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-            sum0 += exp2_fast(fmaf(s[4 * j + 2 * half], scale, -base));
-            sum1 += exp2_fast(fmaf(s[4 * j + 2 * half + 1], scale, -base));
-        }
-        r.max[half] = top;
-        r.sum[half] = sum0 + sum1;
-    }
-    pin(r.sum); // all of s is consumed before the next product may write it
-}
-
-__device__ __forceinline__ void store_lse(const Params &p, RowState r, int head, int row) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-#pragma unroll
-        for (int mask = 1; mask <= 2; mask *= 2) {
-            float m = __shfl_xor_sync(~0u, r.max[half], mask);
-            float s = __shfl_xor_sync(~0u, r.sum[half], mask);
-            float top = fmaxf(r.max[half], m), base = top == -CUDART_INF_F ? 0.f : top;
-            r.sum[half] = r.sum[half] * exp2_fast(r.max[half] - base) + s * exp2_fast(m - base);
-            r.max[half] = top;
-        }
-        int at = row + 8 * half;
-        if ((threadIdx.x & 3) == 0 && at < p.rows) // a row that sees nothing: p = exp2(z - inf) = 0
-            p.lse[(int64_t)head * p.rows + at] =
-                r.sum[half] > 0 ? r.max[half] + log2f(r.sum[half]) : CUDART_INF_F;
-    }
 }
 
 // One key tile: the product of the second query tile runs while the first is exponentiated, and the
@@ -178,6 +99,7 @@ template <int D>
 __global__ void __launch_bounds__(THREADS, 1)
     lse_kernel(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorMap c_map,
                const Params p) {
+#if SPARDA_HOPPER_CODE
     using L = Lse<D>;
     extern __shared__ uint8_t raw[];
     auto *q_smem = (__nv_bfloat16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
@@ -242,6 +164,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         store_lse(p, a, head, row_a);
         store_lse(p, b, head, row_b);
     }
+#endif
 }
 
 // ---- pass 2 -------------------------------------------------------------------------------------
@@ -256,82 +179,11 @@ template <int D> struct Imp {
         1024 + sizeof(__nv_bfloat16) * (STAGES * Q_TILE + 2 * K_TILE) + 256;
 };
 
-template <bool MEAN> __device__ __forceinline__ float join(float a, float b) {
-    return MEAN ? a + b : fmaxf(a, b);
-}
-// Both partial results of a cell that two blocks share; order does not matter for two terms on 0.
-template <bool MEAN> __device__ __forceinline__ void join_global(float *at, float v) {
-    if (MEAN)
-        atomicAdd(at, v);
-    else
-        atomicMax((int *)at, __float_as_int(v)); // v >= 0
-}
-
-// Pools one row's 128 group sums (2 per 8-column group in this thread) over windows of RHO+1 columns
-// starting one before a multiple of RHO, and writes the cells (training.md 4.3).
-template <int RHO, bool MEAN>
-__device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *out, int key0,
-                                         int n_d, bool write) {
-    int lane = threadIdx.x & 3;
-    float factor = MEAN ? 1.f / (RHO + 1) : 1.f;
-    if (RHO == 1) {
-#pragma unroll
-        for (int j = 0; j < 16; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int a = key0 + 8 * j + 2 * lane + e;
-                if (write && a < n_d) out[a] = P[4 * j + 2 * half + e];
-            }
-        return;
-    }
-    constexpr int GROUPS = RHO > 8 ? RHO / 8 : 1;       // 8-column groups per cell
-    constexpr int LANES = RHO >= 8 ? 4 : RHO / 2;       // lanes per cell
-    constexpr int PREV_EVERY = GROUPS;
-#pragma unroll
-    for (int g = 0; g < 16 / GROUPS; g++) {
-        float v = join<MEAN>(P[4 * g * GROUPS + 2 * half], P[4 * g * GROUPS + 2 * half + 1]);
-#pragma unroll
-        for (int k = 1; k < GROUPS; k++)
-            v = join<MEAN>(v, join<MEAN>(P[4 * (g * GROUPS + k) + 2 * half],
-                                         P[4 * (g * GROUPS + k) + 2 * half + 1]));
-#pragma unroll
-        for (int mask = 1; mask < LANES; mask *= 2)
-            v = join<MEAN>(v, __shfl_xor_sync(~0u, v, mask));
-        // the column before this cell: from the lane to the left, or the group before
-        int j = g * PREV_EVERY;
-        float mine = lane == 3 ? (j > 0 ? P[4 * (j - 1 >= 0 ? j - 1 : 0) + 2 * half + 1] : 0.f)
-                               : P[4 * j + 2 * half + 1];
-        float prev = __shfl_sync(~0u, mine, ((threadIdx.x & 31) & ~3) | ((lane + 3) & 3));
-        bool first = lane % LANES == 0;
-        int a = (key0 + 8 * j + 2 * lane) / RHO;
-        if (first && write && a < n_d) {
-            if (g == 0 && lane == 0)
-                join_global<MEAN>(out + a, v * factor);
-            else
-                out[a] = join<MEAN>(v, prev) * factor;
-        }
-    }
-    int a = (key0 + 128) / RHO; // our last column belongs to the next tile's first cell too
-    if (lane == 3 && write && a < n_d) join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
-}
-
-__device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&s)[64], float scale,
-                                                  const float (&lse)[2]) {
-#pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int j = 0; j < 16; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int i = 4 * j + 2 * half + e;
-                P[i] += exp2_fast(fmaf(s[i], scale, -lse[half]));
-            }
-}
-
 template <int D, int RHO, bool MEAN>
 __global__ void __launch_bounds__(THREADS, 1)
     importance_kernel(const __grid_constant__ CUtensorMap q_map,
                       const __grid_constant__ CUtensorMap c_map, const Params p) {
+#if SPARDA_HOPPER_CODE
     using L = Imp<D>;
     extern __shared__ uint8_t raw[];
     auto *k_smem = (__nv_bfloat16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
@@ -388,7 +240,6 @@ __global__ void __launch_bounds__(THREADS, 1)
         int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         int row = row0 + warp * 16 + lane / 4;
         int vis[2] = {visible(p, row), visible(p, row + 8)};
-        bool exists[2] = {row < p.rows, row + 8 < p.rows};
         const float *lse = p.lse + (int64_t)kv * G * p.rows;
         int at[2] = {min(row, p.rows - 1), min(row + 8, p.rows - 1)};
         bool signal = threadIdx.x % 128 == 0;
@@ -456,21 +307,10 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
             }
             if (signal) barrier_arrive(k_empty + kb);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                if (key0 + 128 > vis[half]) {
-                    int c = 2 * (lane & 3);
-#pragma unroll
-                    for (int j = 0; j < 16; j++)
-#pragma unroll
-                        for (int e = 0; e < 2; e++)
-                            if (key0 + 8 * j + c + e >= vis[half]) P[4 * j + 2 * half + e] = 0;
-                }
-                float *out = p.out + (int64_t)at[half] * p.out_ld + (int64_t)kv * p.n_d;
-                pool_row<RHO, MEAN>(P, half, out, key0, p.n_d, exists[half]);
-            }
+            store_pooled<RHO, MEAN>(P, p, row, vis, kv, key0);
         }
     }
+#endif
 }
 
 } // namespace importance_sm90

@@ -1,11 +1,13 @@
-// Block-sparse attention (training.md 6.1): the Hopper kernel for blocks of 64 keys, else the
-// portable one.
+// Block-sparse attention (training.md 6.1). Blocks of 64 keys: the kernels with matrix products of
+// sparse_attention_sm90.cuh on Hopper, of sparse_attention_sm80.cuh elsewhere. Other blocks:
+// attention.cuh.
 #include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/sparse_attention_sm80.cuh"
 #include "kernels/cuda/sparse_attention_sm90.cuh"
 
-using sparse_sm90::Entry;
+using sparse::Entry;
+using sparse::Params;
 using sparse_sm90::Layout;
-using sparse_sm90::Params;
 
 // Queries with their heads: [rows][q_heads][d] as a 3-D map, boxes of `queries` x G x 64.
 static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries, CUtensorMap *out) {
@@ -23,9 +25,10 @@ static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries,
                     (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
 }
 
-template <int D, int W>
-static sp_status launch(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
-                        sp_tensor v, sp_tensor lists, sp_tensor out) {
+// The unions of the lists of every W * (64/G) queries, in scratch; fills all of `p`.
+template <int W>
+static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor lists,
+                       sp_tensor out, Params *p) {
     int G = (int)(heads.q_heads / heads.kv_heads), per = 64 / G, queries = per * W;
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
     int capacity = (int)(queries * listed < nb ? queries * listed : nb);
@@ -36,37 +39,62 @@ static sp_status launch(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_
     Entry *entries = (Entry *)scratch;
     int *counts = (int *)(entries + at * capacity);
     size_t shared = (size_t)nb * 4;
-    CUDA_TRY(cudaFuncSetAttribute(sparse_sm90::union_kernel,
-                                  cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CUDA_TRY(cudaFuncSetAttribute(sparse::union_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)(shared > 48 << 10 ? shared : 48 << 10)));
-    dim3 grid((unsigned)groups, (unsigned)heads.kv_heads);
-    sparse_sm90::union_kernel<<<grid, sparse_sm90::UNION_THREADS, shared, c->stream>>>(
-        (const int32_t *)lists.data, lists.ld, (int)listed, (int)q.rows, queries, (int)nb, capacity,
-        entries, counts);
+    sparse::union_kernel<<<dim3((unsigned)groups, (unsigned)heads.kv_heads), sparse::UNION_THREADS,
+                           shared, c->stream>>>((const int32_t *)lists.data, lists.ld, (int)listed,
+                                                (int)q.rows, queries, (int)nb, capacity, entries,
+                                                counts);
     LAUNCHED("union_kernel", "%lld rows, %lld blocks", (long long)q.rows, (long long)nb);
+    *p = {.q0 = q0,
+          .rows = (int)q.rows,
+          .group = G,
+          .kv_heads = (int)heads.kv_heads,
+          .per_warpgroup = per,
+          .scale_log2 = (float)(1.4426950408889634 / sqrt((double)heads.head_dim)),
+          .entries = entries,
+          .counts = counts,
+          .capacity = capacity,
+          .out = (bf16 *)out.data,
+          .out_ld = out.ld};
+    return SP_OK;
+}
 
+static dim3 grid_of(const Params &p, int warpgroups) {
+    return dim3((unsigned)ceil_div(p.rows, p.per_warpgroup * warpgroups), (unsigned)p.kv_heads);
+}
+
+template <int D, int W>
+static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
+                             sp_tensor v, sp_tensor lists, sp_tensor out) {
+    Params p;
+    SP_TRY(unite<W>(c, heads, q, q0, lists, out, &p));
     CUtensorMap q_map, k_map, v_map;
-    SP_TRY(query_map(c, heads, q, per, &q_map));
+    SP_TRY(query_map(c, heads, q, p.per_warpgroup, &q_map));
     SP_TRY(sp_cuda_map(c, k, 64, &k_map));
     SP_TRY(sp_cuda_map(c, v, 64, &v_map));
-    Params p = {.q0 = q0,
-                .rows = (int)q.rows,
-                .group = G,
-                .kv_heads = (int)heads.kv_heads,
-                .per_warpgroup = per,
-                .scale_log2 = (float)(1.4426950408889634 / sqrt((double)D)),
-                .entries = entries,
-                .counts = counts,
-                .capacity = capacity,
-                .out = (bf16 *)out.data,
-                .out_ld = out.ld};
     auto kernel = sparse_sm90::attention_kernel<D, W>;
-    size_t smem = Layout<D, W>::smem(capacity);
+    size_t smem = Layout<D, W>::smem(p.capacity);
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<grid, Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
-    LAUNCHED("attention_kernel", "%lld rows, %lld/%lld heads of %d, lists of %lld",
-             (long long)q.rows, (long long)heads.q_heads, (long long)heads.kv_heads, D,
-             (long long)listed);
+    kernel<<<grid_of(p, W), Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
+    LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
+             p.kv_heads, D);
+    return SP_OK;
+}
+
+template <int D>
+static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
+                             sp_tensor v, sp_tensor lists, sp_tensor out) {
+    Params p;
+    SP_TRY(unite<1>(c, heads, q, q0, lists, out, &p));
+    auto kernel = sparse_sm80::attention_kernel<D>;
+    size_t smem = sparse_sm80::SMEM<D>;
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
+    kernel<<<grid_of(p, 1), sparse_sm80::THREADS, smem, c->stream>>>(
+        {(const bf16 *)q.data, (const bf16 *)k.data, (const bf16 *)v.data, q.ld, k.ld, v.ld, k.rows},
+        p);
+    LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
+             p.kv_heads, D);
     return SP_OK;
 }
 
@@ -82,13 +110,18 @@ OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k
                             sp_tensor lists, int64_t block, sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
     int64_t nb = ceil_div(q0 + q.rows, block), listed = lists.cols / heads.kv_heads;
-    if (block == 64 && heads.q_heads / heads.kv_heads <= 16) {
-        if (heads.head_dim == 128 && fits<128, 3>(heads, nb, listed))
-            return launch<128, 3>(c, heads, q, q0, k, v, lists, out);
-        if (heads.head_dim == 128 && fits<128, 2>(heads, nb, listed))
-            return launch<128, 2>(c, heads, q, q0, k, v, lists, out);
-        if (heads.head_dim == 64 && fits<64, 2>(heads, nb, listed))
-            return launch<64, 2>(c, heads, q, q0, k, v, lists, out);
+    int64_t G = heads.q_heads / heads.kv_heads, d = heads.head_dim;
+    if (block == 64 && G <= 16 && c->hopper) {
+        if (d == 128 && fits<128, 3>(heads, nb, listed))
+            return launch_sm90<128, 3>(c, heads, q, q0, k, v, lists, out);
+        if (d == 128 && fits<128, 2>(heads, nb, listed))
+            return launch_sm90<128, 2>(c, heads, q, q0, k, v, lists, out);
+        if (d == 64 && fits<64, 2>(heads, nb, listed))
+            return launch_sm90<64, 2>(c, heads, q, q0, k, v, lists, out);
+    }
+    if (block == 64 && G >= 2 && G <= 16 && nb * 4 <= 96 << 10) { // 64/G queries in 32 bits
+        if (d == 128) return launch_sm80<128>(c, heads, q, q0, k, v, lists, out);
+        if (d == 64) return launch_sm80<64>(c, heads, q, q0, k, v, lists, out);
     }
     return attention::run(c, heads, q, q0, k, v, &lists, block, out);
 }
