@@ -329,7 +329,7 @@ static sp_status run_case(fixture *f, const bench_case *c, json_t *results) {
     int n;
     SP_TRY(measure(f, c->run, ms, &n));
     double median = ms[n / 2], tflops = c->flop / median * 1e-9, gbps = c->bytes / median * 1e-6;
-    double ceiling = sp_backend_sgemm_gflops(f->be) * 1e-3, reached = tflops;
+    double ceiling = sp_backend_matmul_gflops(f->be) * 1e-3, reached = tflops;
     if (!c->flop) {
         reached = gbps;
         SP_TRY(copy_rate(f, c->bytes, &ceiling));

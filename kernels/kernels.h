@@ -56,7 +56,12 @@ const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 // One line for the run header: device or core, threads, BLAS library and its measured GFLOP/s.
 const char *sp_backend_description(const sp_backend *be);
 const char *sp_backend_blas(const sp_backend *be);    // name usable as cpu_blas, for exact resume
-double sp_backend_sgemm_gflops(const sp_backend *be); // measured at start; 0 where not applicable
+// GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares refer
+// to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if unknown.
+double sp_backend_matmul_gflops(sp_backend *be);
+// Names a phase of the work for a profiler (NVTX on CUDA); phases nest. Costs nothing elsewhere.
+void sp_phase_begin(sp_backend *be, const char *name);
+void sp_phase_end(sp_backend *be);
 sp_dtype sp_backend_storage(const sp_backend *be); // of activations and weights: SP_F32 or SP_BF16
 // A good size in bytes for the window rows of one query tile: what a cache holds on the CPU, what
 // keeps all of a GPU busy there.

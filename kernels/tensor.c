@@ -59,8 +59,15 @@ const char *sp_backend_description(const sp_backend *be) {
 const char *sp_backend_blas(const sp_backend *be) {
     return be->blas;
 }
-double sp_backend_sgemm_gflops(const sp_backend *be) {
-    return be->sgemm_gflops;
+double sp_backend_matmul_gflops(sp_backend *be) {
+    if (be->matmul_gflops == 0 && be->ops->matmul_rate) be->matmul_gflops = be->ops->matmul_rate(be);
+    return be->matmul_gflops;
+}
+void sp_phase_begin(sp_backend *be, const char *name) {
+    if (be->ops->phase_begin) be->ops->phase_begin(name);
+}
+void sp_phase_end(sp_backend *be) {
+    if (be->ops->phase_end) be->ops->phase_end();
 }
 int64_t sp_backend_tile_bytes(const sp_backend *be) {
     return be->tile_bytes;

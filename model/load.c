@@ -1,19 +1,21 @@
 // Weights: from mapped files to a backend, checked and hashed on the way.
 //
-// The tensors are taken in groups of up to GROUP_BYTES. Host threads hash a group and look for NaN
-// and infinity, which brings its pages into memory; then it is uploaded. So a model of any size is
-// read from disk once and needs no host memory beside the page cache.
+// Host threads take the tensors in file order, hash them and look for NaN and infinity, which brings
+// their pages into memory; one thread uploads them in the same order as they become ready. So a model
+// of any size is read from disk once, and at most AHEAD_BYTES of it are mapped in at a time.
 #include "model/private.h"
 
 #include "common/log.h"
 #include "common/util.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
-static const int64_t GROUP_BYTES = 1 << 30;
+static const int64_t AHEAD_BYTES = (int64_t)2 << 30;
 
 typedef struct job {
     const sp_st_tensor *t;
@@ -21,7 +23,9 @@ typedef struct job {
     char sha256[SP_SHA256_HEX];
     int64_t first_bad; // index of the first NaN or infinity, -1 if none
     double bad_value;
-    bool failed; // the hash could not be computed
+    bool failed;          // the hash could not be computed
+    int64_t bytes_before; // of the jobs in front of it
+    atomic_bool inspected;
 } job;
 
 // ---- checking -----------------------------------------------------------------------------------
@@ -39,38 +43,46 @@ static float value_at(const sp_st_tensor *t, int64_t i) {
 }
 
 // True if an element of data[0..n) has all exponent bits set, or is too large for the storage type.
-static bool has_nonfinite(const sp_st_tensor *t, int64_t begin, int64_t n, uint32_t f32_limit) {
-    uint32_t bad = 0;
+// Maxima of integers, which compilers turn into vector code.
+static bool has_nonfinite(const sp_st_tensor *t, int64_t begin, int64_t n, int32_t f32_limit) {
     if (t->dtype == SP_ST_F32) {
+        int32_t worst = 0;
         for (int64_t i = begin; i < begin + n; i++) {
-            uint32_t u;
-            memcpy(&u, t->data + 4 * i, 4);
-            bad |= (u & 0x7fffffffu) >= f32_limit;
+            int32_t v;
+            memcpy(&v, t->data + 4 * i, 4);
+            v &= 0x7fffffff;
+            worst = v > worst ? v : worst;
         }
-    } else {
-        uint16_t exponent = t->dtype == SP_ST_BF16 ? 0x7f80 : 0x7c00;
-        for (int64_t i = begin; i < begin + n; i++) {
-            uint16_t u;
-            memcpy(&u, t->data + 2 * i, 2);
-            bad |= (u & exponent) == exponent;
-        }
+        return worst >= f32_limit;
     }
-    return bad;
+    int16_t exponent = t->dtype == SP_ST_BF16 ? 0x7f80 : 0x7c00, worst = 0;
+    for (int64_t i = begin; i < begin + n; i++) {
+        int16_t v;
+        memcpy(&v, t->data + 2 * i, 2);
+        v &= exponent;
+        worst = v > worst ? v : worst;
+    }
+    return worst == exponent;
 }
 
 static void inspect(job *j, sp_dtype storage) {
-    enum { STRIP = 4096 };
+    enum { STRIP = 16384 }; // elements looked at and hashed while they are in a cache
     // The smallest magnitude that bf16 rounds to infinity; fp32 stores all but infinity itself.
-    uint32_t limit = storage == SP_BF16 ? 0x7f7f8000u : 0x7f800000u;
+    int32_t limit = storage == SP_BF16 ? 0x7f7f8000 : 0x7f800000;
+    int64_t size = j->t->dtype == SP_ST_F32 ? 4 : 2;
+    sp_sha256 *hash;
     j->first_bad = -1;
-    for (int64_t i = 0; i < j->t->elements && j->first_bad < 0; i += STRIP) {
+    j->failed = sp_sha256_new(&hash) != SP_OK;
+    if (j->failed) return;
+    for (int64_t i = 0; i < j->t->elements; i += STRIP) {
         int64_t n = j->t->elements - i < STRIP ? j->t->elements - i : STRIP;
-        if (!has_nonfinite(j->t, i, n, limit)) continue;
+        sp_sha256_add(hash, j->t->data + size * i, (size_t)(size * n));
+        if (j->first_bad >= 0 || !has_nonfinite(j->t, i, n, limit)) continue;
         for (int64_t k = i; k < i + n && j->first_bad < 0; k++)
             if (has_nonfinite(j->t, k, 1, limit)) j->first_bad = k;
         j->bad_value = value_at(j->t, j->first_bad);
     }
-    j->failed = sp_sha256_of(j->t->data, (size_t)j->t->bytes, j->sha256) != SP_OK;
+    sp_sha256_end(hash, j->sha256);
 }
 
 // ---- identity -----------------------------------------------------------------------------------
@@ -194,45 +206,80 @@ static void forget(const sp_st_tensor *t) {
     if (data < end) madvise(data, (size_t)(end - data), MADV_DONTNEED);
 }
 
-// Checks, hashes and (with a model) uploads all jobs.
-static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp_model *m,
-                          const sp_model_load_options *o) {
-    sp_dtype storage = m ? sp_backend_storage(m->backend) : SP_F32;
+typedef struct queue {
+    job *jobs;
+    int64_t n;
+    sp_dtype storage;
+    atomic_llong next;     // first job that nobody has taken
+    atomic_llong finished; // bytes of the jobs that are uploaded
+    atomic_bool stop;
+} queue;
+
+static void nap(void) {
+    nanosleep(&(struct timespec){0, 100000}, NULL);
+}
+
+// Inspects the next job that nobody has taken; false if there is none.
+static bool inspect_next(queue *q) {
+    int64_t i = atomic_fetch_add(&q->next, 1);
+    if (i >= q->n) return false;
+    while (q->jobs[i].bytes_before > atomic_load(&q->finished) + AHEAD_BYTES && !atomic_load(&q->stop))
+        nap();
+    if (!atomic_load(&q->stop)) inspect(&q->jobs[i], q->storage);
+    atomic_store(&q->jobs[i].inspected, true);
+    return true;
+}
+
+// One thread: uploads the jobs in order (with a model), inspecting where nobody else does.
+static sp_status finish_jobs(queue *q, const sp_model_desc *d, const sp_model *m,
+                             const sp_model_load_options *o) {
     sp_problems p = {0};
     sp_status st = SP_OK;
-    int64_t done_bytes = 0;
-    double start = sp_now();
-    for (int64_t first = 0, end; first < n; first = end) {
-        int64_t bytes = 0;
-        for (end = first; end < n && (end == first || bytes + jobs[end].t->bytes <= GROUP_BYTES);)
-            bytes += jobs[end++].t->bytes;
-#pragma omp parallel for schedule(dynamic)
-        for (int64_t i = first; i < end; i++) inspect(&jobs[i], storage);
-        for (int64_t i = first; i < end; i++) {
-            const job *j = &jobs[i];
-            if (j->failed) {
-                st = sp_error(SP_ENVIRONMENT, "SHA-256 of tensor %s failed", j->t->name);
-                goto done;
-            }
-            if (j->first_bad >= 0 && !o->allow_nonfinite)
-                sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name,
-                                (long long)j->first_bad, j->bad_value);
-            if (m && p.count == 0)
-                SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
-            forget(j->t);
+    double start = sp_now(), shown = start;
+    for (int64_t i = 0; i < q->n; i++) {
+        const job *j = &q->jobs[i];
+        while (!atomic_load(&j->inspected))
+            if (i < atomic_load(&q->next) || !inspect_next(q)) nap();
+        if (j->failed) {
+            st = sp_error(SP_ENVIRONMENT, "SHA-256 of tensor %s failed", j->t->name);
+            goto done;
         }
-        done_bytes += bytes;
-        if (o->progress)
-            sp_progress("loading %s: %.0f of %.0f MB, %.0f MB/s", d->name,
-                        (double)done_bytes * 1e-6, (double)d->weight_bytes * 1e-6,
-                        (double)done_bytes * 1e-6 / (sp_now() - start + 1e-9));
+        if (j->first_bad >= 0 && !o->allow_nonfinite)
+            sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name, (long long)j->first_bad,
+                            j->bad_value);
+        if (m && p.count == 0)
+            SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
+        forget(j->t);
+        int64_t bytes = j->bytes_before + j->t->bytes;
+        atomic_store(&q->finished, bytes);
+        double now = sp_now();
+        if (!o->progress || (now - shown < 0.2 && i + 1 < q->n)) continue;
+        shown = now;
+        sp_progress("loading %s: %.0f of %.0f MB, %.0f MB/s", d->name, (double)bytes * 1e-6,
+                    (double)d->weight_bytes * 1e-6, (double)bytes * 1e-6 / (now - start + 1e-9));
     }
 done:
+    atomic_store(&q->stop, true);
     if (o->progress) sp_progress("%s", "");
     sp_status listed = sp_problems_end(
         &p, SP_BAD_INPUT, "the weights of %s are not finite numbers%s; get the files again", d->dir,
-        storage == SP_BF16 ? " of bf16" : "");
+        q->storage == SP_BF16 ? " of bf16" : "");
     return st == SP_OK ? listed : st;
+}
+
+static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp_model *m,
+                          const sp_model_load_options *o) {
+    queue q = {.jobs = jobs, .n = n, .storage = m ? sp_backend_storage(m->backend) : SP_F32};
+    for (int64_t i = 1; i < n; i++)
+        jobs[i].bytes_before = jobs[i - 1].bytes_before + jobs[i - 1].t->bytes;
+    sp_status st = SP_OK;
+#pragma omp parallel
+    {
+#pragma omp master
+        st = finish_jobs(&q, d, m, o);
+        while (inspect_next(&q)) {}
+    }
+    return st;
 }
 
 sp_status sp_model_load(sp_backend *be, const sp_model_desc *d, const sp_model_load_options *o,

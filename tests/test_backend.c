@@ -26,7 +26,7 @@ static void opening(void **state) {
     print_message("           %s\n", sp_backend_description(be));
     assert_string_equal(sp_backend_name(be), "cpu");
     assert_int_equal(sp_backend_storage(be), SP_F32);
-    assert_true(sp_backend_sgemm_gflops(be) > 0.1);
+    assert_true(sp_backend_matmul_gflops(be) > 0.1);
     assert_non_null(strstr(sp_backend_description(be), "2 threads"));
     sp_backend_close(be);
 

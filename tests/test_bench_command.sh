@@ -20,7 +20,7 @@ has err 'below one window of 8 tokens'
 # 128 tokens: exact FLOP come from model/flops.c, which has tests of its own.
 check 0 "$sparda" bench train-step --base "$base" --seq-len 128 --batch 2 --steps 3 --threads 1 \
     --json "$work/step.json"
-has err 'of this machine.s SGEMM rate'
+has err 'of the rate of large matrix products here'
 has err '^  linear '
 has err '^  importance '
 empty out

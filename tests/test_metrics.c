@@ -25,6 +25,8 @@ static sp_step_metrics sample(int64_t step) {
                              .step_ms = 12.5,
                              .tokens_per_s = 81920,
                              .data_wait_ms = 0.01,
+                             .tflops = 0.5,
+                             .gemm_share = 0.625,
                              .peak_bytes = 1 << 30};
 }
 
@@ -44,9 +46,10 @@ static void test_keys(void **state) {
     json_t *o = parse(line);
     static const char *const want[] = {
         "step",         "train/kl",     "train/kl_layers",   "train/grad_norm",   "train/lr",
-        "train/tokens", "perf/step_ms", "perf/tokens_per_s", "perf/data_wait_ms", "mem/peak_bytes"};
-    assert_int_equal(json_object_size(o), 10); // and nothing else: no nonfinite, no eval
-    for (int i = 0; i < 10; i++) assert_non_null(json_object_get(o, want[i]));
+        "train/tokens", "perf/step_ms", "perf/tokens_per_s", "perf/data_wait_ms", "mem/peak_bytes",
+        "perf/tflops",  "perf/gemm_share"};
+    assert_int_equal(json_object_size(o), 12); // and nothing else: no nonfinite, no eval
+    for (int i = 0; i < 12; i++) assert_non_null(json_object_get(o, want[i]));
     assert_int_equal(json_integer_value(json_object_get(o, "step")), 1);
     assert_int_equal(json_integer_value(json_object_get(o, "train/tokens")), 1024);
     assert_true(json_real_value(json_object_get(o, "train/kl")) == m.kl); // to the last bit
@@ -57,11 +60,14 @@ static void test_keys(void **state) {
     json_decref(o);
     free(line);
 
+    m.gemm_share = NAN; // not known: left out
     m.recall_layers = m.mass_layers = layers;
     assert_ok(sp_metrics_text(&m, &line));
     o = parse(line);
     assert_int_equal(json_array_size(json_object_get(o, "eval/recall_layers")), 3);
     assert_int_equal(json_array_size(json_object_get(o, "eval/mass_layers")), 3);
+    assert_null(json_object_get(o, "perf/gemm_share"));
+    assert_null(json_object_get(o, "nonfinite"));
     json_decref(o);
     free(line);
 }

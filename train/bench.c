@@ -245,7 +245,7 @@ static double operation_flop(const char *name, const sp_flops *f) {
 
 static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json_t *results) {
     sp_flops one = sp_flops_training(b->desc, (sp_grid){2, 1}, a->seq_len);
-    double ceiling = sp_backend_sgemm_gflops(be), total_ms = 0;
+    double ceiling = sp_backend_matmul_gflops(be), total_ms = 0;
     for (int64_t i = 0; i < a->steps; i++) total_ms += b->ms[i];
     qsort(b->ms, (size_t)a->steps, sizeof(double), by_value);
     double median =
@@ -261,7 +261,7 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     sp_info("  %.1f ms (slowest %.1f), %.0f tokens/s, %.2f GFLOP useful, %.1f GFLOP/s", median,
             b->ms[a->steps - 1], 1e3 * tokens / median, 1e-9 * flop, gflops);
     if (ceiling > 0)
-        sp_info("  %.1f%% of this machine's SGEMM rate, %.1f GFLOP/s", 100 * gflops / ceiling,
+        sp_info("  %.1f%% of the rate of large matrix products here, %.1f GFLOP/s", 100 * gflops / ceiling,
                 ceiling);
 
     const sp_profile_row *rows;
@@ -270,7 +270,7 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     double timed = 0;
     json_t *operations = json_array();
     sp_info("  %-18s %10s %8s %8s %10s %8s", "operation", "ms/step", "share", "calls", "GFLOP/s",
-            "of SGEMM");
+            "of GEMM");
     for (int i = 0; sorted && i < n; i++) sorted[i] = rows[i];
     if (sorted) qsort(sorted, (size_t)n, sizeof *sorted, by_time);
     for (int i = 0; sorted && i < n && sorted[i].calls > 0; i++) {

@@ -8,6 +8,7 @@
 #include "common/util.h"
 #include "model/selection.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 struct sp_distill {
@@ -349,20 +350,39 @@ static sp_status pass_layer(pass *p, int64_t layer) {
         d->w.x = d->x_before;
         d->x_before = x;
     }
+    sp_backend *be = m->backend;
+    sp_phase_begin(be, "norm, qkv, Forecast");
     SP_TRY(sp_forward_qkv(m, &d->w, layer, T, p->rope, 0, !last));
     sp_tensor owner_x = sp_tensor_rows(layer > 0 ? d->x_before : d->w.x, 0, T);
     SP_TRY(sp_forecast_rows(m, p->w->w[layer], owner_x, p->rope, 0, sp_tensor_rows(d->f, 0, T)));
+    sp_phase_end(be);
+    sp_phase_begin(be, "teacher, lists, loss");
     SP_TRY(pass_tiles(p, layer));
+    sp_phase_end(be);
     if (p->grad) {
+        sp_phase_begin(be, "gradient of the Forecast");
         sp_tensor df = sp_tensor_rows(d->df, 0, T);
         SP_TRY(sp_rope(df, p->rope->cos, p->rope->sin, 0, heads->head_dim, true));
         SP_TRY(sp_grad_weight(df, owner_x, sp_tensor_rows(*p->grad, layer * df.cols, df.cols)));
+        sp_phase_end(be);
     }
     if (last) return SP_OK;
+    sp_phase_begin(be, "attention, MLP");
     SP_TRY(sp_sparse_attention(*heads, sp_workspace_q(m, &d->w, T), 0, sp_workspace_k(m, &d->w, T),
                                sp_workspace_v(m, &d->w, T), sp_tensor_rows(d->lists, 0, T),
                                p->selection.block, sp_tensor_rows(d->w.attn, 0, T)));
     SP_TRY(sp_forward_tail(m, &d->w, layer, T));
+    sp_phase_end(be);
+    return SP_OK;
+}
+
+// A phase that an error leaves open ends with the run.
+static sp_status named_layer(pass *p, int64_t layer) {
+    char name[32];
+    snprintf(name, sizeof name, "layer %lld", (long long)layer);
+    sp_phase_begin(p->d->m->backend, name);
+    SP_TRY(pass_layer(p, layer));
+    sp_phase_end(p->d->m->backend);
     return SP_OK;
 }
 
@@ -394,7 +414,7 @@ sp_status sp_distill_step_probed(sp_distill *d, const sp_forecast_device *w, con
         SP_GO(sp_tensor_alloc(d->m->backend, SP_F32, d->tile, d->importance.cols,
                               "gradient by the logits", &p.dz));
     SP_GO(sp_forward_embed(d->m, &d->w, tokens, T));
-    for (int64_t l = 0; l < desc->layers; l++) SP_GO(pass_layer(&p, l));
+    for (int64_t l = 0; l < desc->layers; l++) SP_GO(named_layer(&p, l));
     for (int64_t l = 0; l < desc->layers; l++) {
         SP_GO(sp_sum(sp_tensor_rows(d->row_loss, l * d->max_tokens, T), &loss[l]));
         loss[l] /= rows;
@@ -425,7 +445,7 @@ sp_status sp_distill_recall(sp_distill *d, const sp_forecast_device *w, const in
         p.recall_sum = &recall_sum[l];
         p.mass_sum = &mass_sum[l];
         p.rows = &rows[l];
-        SP_TRY(pass_layer(&p, l));
+        SP_TRY(named_layer(&p, l));
     }
     return SP_OK;
 }

@@ -8,6 +8,7 @@
 
 #include "common/log.h"
 #include "common/util.h"
+#include "model/flops.h"
 #include "train/signals.h"
 #include "validate/validate.h"
 
@@ -17,7 +18,7 @@
 #include <sys/resource.h>
 
 // t->sums: [0..L) losses by layer, then these.
-enum { USED, SKIPPED, TOKENS, STOP_VOTES, N_COUNTS };
+enum { USED, SKIPPED, TOKENS, FLOP, STOP_VOTES, N_COUNTS };
 
 static double *counts(const sp_trainer *t) {
     return t->sums + t->desc->layers;
@@ -56,6 +57,8 @@ static sp_status add_gradients(sp_trainer *t) {
         }
         counts(t)[USED]++;
         counts(t)[TOKENS] += (double)s.n;
+        sp_flops work = sp_flops_training(t->desc, t->stages.grid[t->at.stage], s.n);
+        counts(t)[FLOP] += sp_flops_total(&work);
     }
     return SP_OK;
 }
@@ -123,7 +126,9 @@ static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
     if (st != SP_OK) sp_error_prefix("step %lld", (long long)t->at.step + 1);
     counts(t)[STOP_VOTES] = sp_signals_stop() || out_of_time(t);
     SP_TRY(sp_ranks_agree(st));
+    sp_phase_begin(t->backend, "sum over ranks");
     SP_TRY(sp_ranks_sum(&t->grad));
+    sp_phase_end(t->backend);
     SP_TRY(sp_ranks_sum_doubles(t->sums, L + N_COUNTS));
     int64_t most[2] = {(int64_t)(1e6 * (sp_loader_waited(t->loader) - waited)), peak_bytes(t)};
     SP_TRY(sp_ranks_max(most, 2));
@@ -132,7 +137,9 @@ static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
     double lr =
         sp_learning_rate(t->config->lr, t->config->warmup_steps, t->config->steps, t->at.step);
     double norm, used = counts(t)[USED], kl = 0;
+    sp_phase_begin(t->backend, "update");
     SP_TRY(update(t, lr, &norm));
+    sp_phase_end(t->backend);
     for (int64_t l = 0; l < L && used > 0; l++) {
         t->sums[l] /= used;
         kl += t->sums[l] / (double)L;
@@ -143,6 +150,7 @@ static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
     t->at.skipped_rows += (int64_t)counts(t)[SKIPPED];
     t->peak_bytes = most[1];
     double seconds = sp_now() - start;
+    double tflops = 1e-12 * counts(t)[FLOP] / (double)t->ranks->size / seconds;
     *m = (sp_step_metrics){.step = t->at.step,
                            .layers = L,
                            .kl = kl,
@@ -153,6 +161,8 @@ static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
                            .step_ms = 1e3 * seconds,
                            .tokens_per_s = counts(t)[TOKENS] / seconds,
                            .data_wait_ms = 1e-3 * (double)most[0],
+                           .tflops = tflops,
+                           .gemm_share = t->matmul_tflops > 0 ? tflops / t->matmul_tflops : NAN,
                            .peak_bytes = most[1]};
     return SP_OK;
 }
@@ -201,6 +211,8 @@ static sp_status write_scalars(sp_tensorboard *tb, const sp_step_metrics *m) {
     sp_tensorboard_scalar(tb, "perf/step_ms", m->step_ms);
     sp_tensorboard_scalar(tb, "perf/tokens_per_s", m->tokens_per_s);
     sp_tensorboard_scalar(tb, "perf/data_wait_ms", m->data_wait_ms);
+    sp_tensorboard_scalar(tb, "perf/tflops", m->tflops);
+    if (isfinite(m->gemm_share)) sp_tensorboard_scalar(tb, "perf/gemm_share", m->gemm_share);
     sp_tensorboard_scalar(tb, "mem/peak_bytes", (double)m->peak_bytes);
     if (m->recall_layers) {
         sp_tensorboard_scalar(tb, "eval/recall", mean(m->recall_layers, m->layers));

@@ -52,6 +52,9 @@ sp_status sp_metrics_text(const sp_step_metrics *m, char **line) {
     json_object_set_new(o, "perf/step_ms", real(m->step_ms, bad, "perf/step_ms"));
     json_object_set_new(o, "perf/tokens_per_s", real(m->tokens_per_s, bad, "perf/tokens_per_s"));
     json_object_set_new(o, "perf/data_wait_ms", real(m->data_wait_ms, bad, "perf/data_wait_ms"));
+    json_object_set_new(o, "perf/tflops", real(m->tflops, bad, "perf/tflops"));
+    if (isfinite(m->gemm_share))
+        json_object_set_new(o, "perf/gemm_share", json_real(m->gemm_share));
     json_object_set_new(o, "mem/peak_bytes", json_integer(m->peak_bytes));
     if (m->recall_layers)
         json_object_set_new(o, "eval/recall_layers",

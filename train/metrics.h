@@ -16,6 +16,8 @@ typedef struct sp_step_metrics {
     double lr;
     int64_t tokens; // of used rows, cumulative over the run
     double step_ms, tokens_per_s, data_wait_ms;
+    double tflops;     // useful TFLOP/s of a rank (training.md 10)
+    double gemm_share; // of the rate of large matrix products there; NaN: not known
     int64_t peak_bytes;
     const double *recall_layers, *mass_layers; // [layers], held-out; NULL on steps without
 } sp_step_metrics;

@@ -227,6 +227,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     if (t->resumed) SP_TRY(sp_trainer_load(t));
     SP_TRY(open_backend(t));
     SP_TRY(sp_ranks_agree(check_shapes(t)));
+    if (t->ranks->rank == 0) t->matmul_tflops = 1e-3 * sp_backend_matmul_gflops(t->backend);
     return sp_ranks_agree(check_memory(t));
 }
 

@@ -55,7 +55,7 @@ sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out) {
     cpu->base = (struct sp_backend){.ops = &sp_cpu_operations,
                                     .name = "cpu",
                                     .blas = choice.name,
-                                    .sgemm_gflops = choice.gflops,
+                                    .matmul_gflops = choice.gflops,
                                     .storage = SP_F32,
                                     .tile_bytes = 2 << 20};
     processor = processor_name();

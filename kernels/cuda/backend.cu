@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <nvtx3/nvToolsExt.h>
 
 static const int64_t staging_bytes = 32 << 20;
 static const size_t lt_workspace_bytes = 64 << 20;
@@ -212,6 +213,9 @@ static sp_status synchronize(sp_backend *be) {
     return SP_OK;
 }
 
+static void phase_begin(const char *name) { nvtxRangePushA(name); }
+static void phase_end(void) { nvtxRangePop(); }
+
 static sp_status supports(sp_backend *be, const sp_shapes *s) {
     (void)be;
     SP_TRY(sp_cuda_importance_supported(s->heads, s->fine, s->deployed));
@@ -222,6 +226,9 @@ static const sp_operations operations = {
     .close = close_backend,
     .synchronize = synchronize,
     .supports = supports,
+    .matmul_rate = sp_cuda_matmul_rate,
+    .phase_begin = phase_begin,
+    .phase_end = phase_end,
     .allocate = allocate,
     .release = release,
     .upload = upload,

@@ -4,6 +4,8 @@
 // leading dimension. Plans (layouts and the chosen algorithm) are kept per shape.
 #include "kernels/cuda/cuda.cuh"
 
+#include <algorithm>
+
 static const size_t lt_workspace_bytes = 64 << 20;
 
 struct shape {
@@ -151,4 +153,53 @@ OP sp_cuda_grad_weight(sp_tensor dy, sp_tensor x, sp_tensor g) {
                         sp_dtype_name(dy.dtype));
     return sp_cuda_matmul_tn(c, dy.cols, x.cols, dy.rows, bytes, ld, x.data, x.ld, (float *)g.data,
                              g.ld);
+}
+
+// ---- the ceiling --------------------------------------------------------------------------------
+
+__global__ void random_kernel(bf16 *x, int64_t n, uint32_t seed) {
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
+         i += (int64_t)gridDim.x * blockDim.x) {
+        uint32_t h = (uint32_t)i * 2654435761u + seed; // random bits matter: zeros run faster
+        h = (h ^ (h >> 16)) * 0x85ebca6bu;
+        h = (h ^ (h >> 13)) * 0xc2b2ae35u;
+        x[i] = __float2bfloat16((float)(h >> 8) * 0x1p-23f - 1);
+    }
+}
+
+static double matmul_rate(sp_cuda *c, bf16 *x, cudaEvent_t begin, cudaEvent_t end) {
+    const int64_t n = 8192;
+    const int warm = 100, rounds = 5, each = 20;
+    float ms[rounds];
+    random_kernel<<<1024, 256, 0, c->stream>>>(x, 2 * n * n, 1);
+    for (int i = -1; i < rounds; i++) {
+        cudaEventRecord(begin, c->stream);
+        for (int k = 0; k < (i < 0 ? warm : each); k++)
+            if (sp_cuda_matmul(c, n, n, n, 1, x, n, x + n * n, n, false, 0, x + 2 * n * n, SP_BF16,
+                               n) != SP_OK)
+                return 0;
+        cudaEventRecord(end, c->stream);
+        float took = 0;
+        if (cudaEventSynchronize(end) != cudaSuccess ||
+            cudaEventElapsedTime(&took, begin, end) != cudaSuccess)
+            return 0;
+        if (i >= 0) ms[i] = took;
+    }
+    std::sort(ms, ms + rounds);
+    return 2e-6 * (double)n * (double)n * (double)n * each / ms[rounds / 2];
+}
+
+extern "C" double sp_cuda_matmul_rate(sp_backend *be) {
+    sp_cuda *c = (sp_cuda *)be;
+    bf16 *x = NULL;
+    cudaEvent_t begin = NULL, end = NULL;
+    double rate = 0;
+    if (cudaMalloc(&x, (size_t)3 * 8192 * 8192 * 2) == cudaSuccess &&
+        cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess)
+        rate = matmul_rate(c, x, begin, end);
+    if (begin) cudaEventDestroy(begin);
+    if (end) cudaEventDestroy(end);
+    cudaFree(x);
+    cudaGetLastError();
+    return rate;
 }
