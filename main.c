@@ -14,6 +14,18 @@
 #include <string.h>
 #include <unistd.h>
 
+// The ranks for a data command that can share its work.
+static sp_status assemble(sp_data_team *out) {
+    const sp_ranks *ranks;
+    SP_TRY(sp_ranks_open(&ranks));
+    *out = (sp_data_team){ranks->rank, ranks->size, sp_ranks_threads(), sp_ranks_agree};
+    return sp_log_open(ranks->rank, NULL, false);
+}
+
+static sp_status run_data(int argc, char **argv) {
+    return sp_data_command(argc, argv, assemble);
+}
+
 typedef struct command {
     const char *name, *usage, *help;
     sp_status (*run)(int argc, char **argv);
@@ -28,8 +40,8 @@ static const command commands[] = {
      "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict] [--set key=value "
      "...]",
      "check an exported checkpoint and measure its quality", sp_validate_command},
-    {"data", "synth|info|synth-model ...", "make or describe token data, make a random model",
-     sp_data_command},
+    {"data", "import|verify|info|synth|synth-model ...",
+     "import, check or make token data, make a random model", run_data},
     {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
     {"bench", "OPERATION|train-step [--json FILE]", "measure speed", sp_bench_command},
 };

@@ -252,7 +252,13 @@ static sp_status export_text(const char *dir, sp_text *t) {
 // A folder that cannot serve as a base model is described by its tensors, with the reason.
 static sp_status model_text(const char *dir, sp_text *t) {
     sp_model_desc *d = NULL;
-    char *text = NULL;
+    char *text = NULL, *config = join(dir, "config.json");
+    json_t *root = NULL;
+    sp_status broken = config ? sp_json_load(config, MAX_JSON, &root)
+                              : sp_error(SP_ENVIRONMENT, "out of memory");
+    free(config);
+    json_decref(root);
+    SP_TRY(broken); // what is no JSON at all describes nothing
     add_heading(t, dir, "model folder");
     sp_status st = sp_model_describe(dir, NULL, &d);
     if (st == SP_OK) st = sp_model_describe_text(d, &text);

@@ -127,7 +127,10 @@ sp_status sp_mkdirs(const char *path) {
         char keep = *p;
         *p = 0;
         if (mkdir(copy, 0777) != 0 && errno != EEXIST) {
-            st = sp_error(SP_ENVIRONMENT, "cannot create the folder %s: %s", copy, strerror(errno));
+            // A file in the way is the user's choice of path.
+            st = sp_error(errno == ENOTDIR ? SP_BAD_INPUT : SP_ENVIRONMENT,
+                          "cannot create the folder %s: %s%s", copy, strerror(errno),
+                          errno == ENOTDIR ? "; choose another path" : "");
             break;
         }
         if (!keep) break;
@@ -165,11 +168,18 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+// Whether a failed open is the machine's fault, not that of the path.
+static bool errno_is_ours(int e) {
+    return e == EMFILE || e == ENFILE || e == ENOMEM || e == EIO;
+}
+
 sp_status sp_list_dir(const char *dir, const char *suffix, char ***names, int64_t *n) {
     *names = NULL;
     *n = 0;
     DIR *d = opendir(dir);
-    if (!d) return sp_error(SP_BAD_INPUT, "cannot read the folder %s: %s", dir, strerror(errno));
+    if (!d)
+        return sp_error(errno_is_ours(errno) ? SP_ENVIRONMENT : SP_BAD_INPUT,
+                        "cannot read the folder %s: %s", dir, strerror(errno));
     size_t cap = 0, sl = strlen(suffix);
     sp_status st = SP_OK;
     for (struct dirent *e; st == SP_OK && (e = readdir(d));) {
@@ -210,8 +220,7 @@ void sp_free_names(char **names, int64_t n) {
 static sp_status open_regular(const char *path, int *fd, int64_t *bytes) {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
-        bool ours = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == EIO;
-        return sp_error(ours ? SP_ENVIRONMENT : SP_BAD_INPUT, "cannot open %s: %s",
+        return sp_error(errno_is_ours(errno) ? SP_ENVIRONMENT : SP_BAD_INPUT, "cannot open %s: %s",
                         path[0] ? path : "a file without a name", strerror(errno));
     }
     struct stat s;

@@ -7,6 +7,7 @@
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/util.h"
+#include "data/folder_index.h"
 #include "data/source.h"
 
 #include <jansson.h>
@@ -30,6 +31,41 @@ struct sp_dataset {
 
 // ---- sources
 // -------------------------------------------------------------------------------------
+
+void sp_scan_free(sp_scan *scan) {
+    for (int i = 0; i < 3; i++) sp_buffer_free(&scan->buffer[i]);
+}
+
+int64_t sp_find_bad_token(const int32_t *tokens, int64_t n, int64_t vocab) {
+    const uint32_t limit = vocab > 0 && vocab <= INT32_MAX ? (uint32_t)vocab : (uint32_t)1 << 31;
+    uint32_t largest = 0; // a negative id is a large one
+    for (int64_t i = 0; i < n; i++)
+        largest = (uint32_t)tokens[i] > largest ? (uint32_t)tokens[i] : largest;
+    if (largest < limit) return n;
+    int64_t i = 0;
+    while ((uint32_t)tokens[i] < limit) i++;
+    return i;
+}
+
+sp_status sp_bad_token(const sp_source *s, int64_t row, int64_t position, int64_t id, int64_t vocab,
+                       const char *of) {
+    enum { LLAMA3_VOCAB = 128256, LLAMA3_SPECIAL = 128000 };
+    char place[48];
+    s->ops->place(s, row, position, place);
+    const char *why = "the row was made with another tokenizer, or the file is damaged";
+    if (id >= 0 && id < LLAMA3_VOCAB && vocab < LLAMA3_SPECIAL && vocab > 1024)
+        why = id >= LLAMA3_SPECIAL
+                  ? "this is a special token of Llama-3, in which the public ProLong data comes: "
+                    "the data set has not been re-tokenised. Use 'sparda data retokenize'"
+                  : "it would be one of Llama-3, in which the public ProLong data comes: the data "
+                    "set has probably not been re-tokenised. Use 'sparda data retokenize'";
+    if (id < 0) why = "no tokenizer makes negative ids: the file is damaged or of another kind";
+    return sp_error(SP_BAD_INPUT,
+                    "%s: row %lld, position %lld: token id %lld is outside 0..%lld, the vocabulary "
+                    "of the %s (%s); %s",
+                    s->path, (long long)row, (long long)position, (long long)id,
+                    (long long)(vocab > 0 ? vocab - 1 : INT32_MAX), of, place, why);
+}
 
 void sp_source_clear(sp_source *s) {
     for (int64_t i = 0; s->domain && i < s->n_domains; i++) free(s->domain[i]);
@@ -93,9 +129,12 @@ static sp_status look_into(const char *dir, folder *out) {
     return SP_OK;
 }
 
-static sp_status add_shard(finder *f, const char *path, sp_sources *out) {
-    sp_source *s;
-    sp_status st = sp_shard_open(path, &s);
+static sp_status add_shard(finder *f, const sp_folder_index *list, const char *path,
+                           sp_sources *out) {
+    sp_source *s = NULL;
+    sp_status st = SP_OK;
+    if (list) st = sp_folder_index_open(list, path, sp_path_base(path), &s);
+    if (st == SP_OK && !s) st = sp_shard_open(path, &s);
     if (st == SP_BAD_INPUT) {
         sp_problems_add(f->problems, "%s", sp_error_text());
         return SP_OK;
@@ -111,6 +150,10 @@ static sp_status add_shard(finder *f, const char *path, sp_sources *out) {
 
 static sp_status add_shards(finder *f, const char *dir, const folder *in, sp_sources *out) {
     const int before = f->problems->count;
+    sp_folder_index list;
+    sp_status st;
+    SP_TRY(sp_folder_index_load(dir, &list));
+    sp_folder_index_missing(&list, dir, in->name, in->n, f->problems);
     for (int64_t i = 0; i < in->n; i++) {
         if (!is_shard_name(in->name[i])) continue;
         if (f->problems->count - before >= SP_PROBLEMS_PER_FOLDER) {
@@ -119,11 +162,14 @@ static sp_status add_shards(finder *f, const char *dir, const folder *in, sp_sou
             break;
         }
         char *path = sp_path_join(dir, in->name[i]);
-        sp_status st = path ? add_shard(f, path, out) : sp_error(SP_ENVIRONMENT, "out of memory");
+        st = path ? add_shard(f, &list, path, out) : sp_error(SP_ENVIRONMENT, "out of memory");
         free(path);
-        SP_TRY(st);
+        SP_GO(st);
     }
-    return SP_OK;
+    st = SP_OK;
+done:
+    sp_folder_index_free(&list);
+    return st;
 }
 
 // A folder with an index or with shards in it.
@@ -137,7 +183,13 @@ static sp_status add_domain(finder *f, const char *dir, const folder *in, sp_sou
     }
     if (!in->index) return add_shards(f, dir, in, out);
     char *missing;
+    int64_t first = out->n, packed = 0;
     SP_TRY(sp_mds_open(dir, f->problems, &missing, out));
+    for (int64_t i = first; i < out->n; i++) packed += out->at[i]->packed;
+    if (packed && f->problems->count == 0 && !f->o->quiet)
+        sp_info("%s: %lld shards are compressed, so every row of theirs costs unpacking a shard; "
+                "'sparda data import' makes files that are read directly",
+                dir, (long long)packed);
     if (missing) report_missing(f, missing);
     free(missing);
     return SP_OK;
@@ -220,7 +272,7 @@ static sp_status find_files(finder *f, entry *e) {
     if (sp_path_is_dir(e->path)) {
         SP_TRY(add_folder(f, e->path, &e->files));
     } else if (sp_path_is_file(e->path)) {
-        SP_TRY(add_shard(f, e->path, &e->files));
+        SP_TRY(add_shard(f, NULL, e->path, &e->files));
     } else {
         char *text = sp_format("%s does not exist or is neither a file nor a folder", e->path);
         if (text) report_missing(f, text);
@@ -386,6 +438,14 @@ int64_t sp_dataset_rows(const sp_dataset *d, int64_t i) {
     return d->entry[i].first[d->entry[i].files.n];
 }
 
+int64_t sp_dataset_files(const sp_dataset *d, int64_t i) {
+    return d->entry[i].files.n;
+}
+
+const sp_source *sp_dataset_file(const sp_dataset *d, int64_t i, int64_t k) {
+    return d->entry[i].files.at[k];
+}
+
 const sp_source *sp_dataset_locate(const sp_dataset *d, int64_t i, int64_t row,
                                    int64_t *row_in_file) {
     const entry *e = &d->entry[i];
@@ -422,19 +482,9 @@ sp_status sp_dataset_read(const sp_dataset *d, int64_t i, int64_t row, int64_t m
     SP_TRY(s->ops->read(s, r, max, tokens, n));
 
     const bool by_file = s->vocab > 0 && (d->vocab <= 0 || s->vocab < d->vocab);
-    const int64_t vocab = by_file ? s->vocab : d->vocab > 0 ? d->vocab : (int64_t)INT32_MAX + 1;
-    const uint32_t limit = (uint32_t)(vocab <= INT32_MAX ? vocab : (int64_t)INT32_MAX + 1);
-    uint32_t largest = 0; // a negative id is a large one
-    for (int64_t k = 0; k < *n; k++)
-        largest = (uint32_t)tokens[k] > largest ? (uint32_t)tokens[k] : largest;
-    if (largest < limit) return SP_OK;
-    int64_t k = 0;
-    while ((uint32_t)tokens[k] < limit) k++;
-    return sp_error(SP_BAD_INPUT,
-                    "%s: row %lld, position %lld: token id %d is outside 0..%lld, the vocabulary "
-                    "of the %s; the row was made with another tokenizer, or the file is damaged",
-                    s->path, (long long)r, (long long)k, (int)tokens[k], (long long)limit - 1,
-                    by_file ? "file" : "model");
+    const int64_t vocab = by_file ? s->vocab : d->vocab;
+    int64_t k = sp_find_bad_token(tokens, *n, vocab);
+    return k == *n ? SP_OK : sp_bad_token(s, r, k, tokens[k], vocab, by_file ? "file" : "model");
 }
 
 sp_status sp_dataset_lengths(const sp_dataset *d, int64_t i, uint32_t **out) {
@@ -492,6 +542,7 @@ static sp_status describe_source(const sp_source *s, json_t *names, sp_dataset_i
         to->tokens += length[r];
         if (info->rows == 0 || length[r] < info->min_length) info->min_length = length[r];
         if (length[r] > info->max_length) info->max_length = length[r];
+        info->lengths[31 - __builtin_clz(length[r])]++; // no row is empty
         info->rows++;
         info->tokens += length[r];
     }

@@ -21,6 +21,7 @@ typedef struct sp_dataset_options {
     int64_t vocab;      // of the model: ids must be below it, and below what their file states; 0:
                         // only the latter, and never negative
     bool allow_missing; // a missing entry is skipped with a warning and the rest renormalised
+    bool quiet;         // no remarks on speed
 } sp_dataset_options;
 
 sp_status sp_dataset_open(const sp_data_list *entries, const sp_dataset_options *o,
@@ -43,13 +44,16 @@ typedef struct sp_domain_info {
     char *name;
     int64_t rows, tokens;
 } sp_domain_info;
+enum { SP_LENGTH_BINS = 32 };
 typedef struct sp_dataset_info { // for `data info`
     sp_domain_info *domain;
+    int64_t lengths[SP_LENGTH_BINS]; // rows of 2^i to 2^(i+1)-1 tokens
     int64_t n_domains, rows, tokens, min_length, max_length;
     int64_t n_files, bytes;
     int64_t vocab;   // largest that a file states, 0: none does
     char *tokenizer; // of the first file that states one, NULL
 } sp_dataset_info;
+// Reads the length of every row.
 sp_status sp_dataset_describe(const sp_dataset *d, sp_dataset_info *out);
 void sp_dataset_info_free(sp_dataset_info *i);
 // Identity for resume: hash over the files' names, sizes and row counts.
@@ -97,7 +101,7 @@ uint64_t sp_permute(uint64_t key, uint64_t n, uint64_t i);
 typedef struct sp_shard_writer sp_shard_writer;
 typedef struct sp_shard_meta {
     const char *tokenizer; // identity text, e.g. "synthetic-1024"
-    int64_t vocab;
+    int64_t vocab;         // 0: the largest id written, plus 1
     const char *const *domains;
     int64_t n_domains;
 } sp_shard_meta;
@@ -109,6 +113,15 @@ void sp_shard_abandon(sp_shard_writer *w);     // removes the temporary file
 
 // ---- commands (`sparda data ...`) ---------------------------------------------------------------
 
-sp_status sp_data_command(int argc, char **argv); // argv[0] is "data"
+// Who else works on the same command: ranks, which data/ knows only through this.
+typedef struct sp_data_team {
+    int rank, size;
+    int threads;                         // that this rank should use
+    sp_status (*agree)(sp_status local); // [collective] the worst status of all, known to all
+} sp_data_team;
+// Called by the commands that can share their work, before they begin.
+typedef sp_status (*sp_data_assemble)(sp_data_team *out);
+
+sp_status sp_data_command(int argc, char **argv, sp_data_assemble assemble); // argv[0] is "data"
 
 #endif

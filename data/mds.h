@@ -10,18 +10,31 @@
 #include <jansson.h>
 #include <stdint.h>
 
-// How a token column stores a row: the one place to extend for another encoding.
-typedef struct sp_mds_encoding {
-    const char *name;
-    int itemsize;
-} sp_mds_encoding;
+// An integer type in which token ids may be stored.
+typedef struct sp_mds_type {
+    const char *name; // of NumPy
+    uint8_t code;     // leads a plain `ndarray`
+    uint8_t size;     // bytes
+    bool is_signed;
+} sp_mds_type;
+
+const sp_mds_type *sp_mds_type_of(const char *name, size_t n); // NULL if there is none
+
+// How the token column stores a row.
+typedef enum sp_mds_form {
+    SP_MDS_PLAIN, // `ndarray`: type, shape and values
+    SP_MDS_TYPED, // `ndarray:int32`: shape and values
+    SP_MDS_FIXED, // `ndarray:int32:65536`: values only
+} sp_mds_form;
 
 typedef struct sp_mds_columns {
     int64_t n, n_variable;
     int64_t *size; // [n] bytes, 0: variable
     int64_t fixed; // sum of size[]
     int64_t token; // which column holds the tokens
-    const sp_mds_encoding *encoding;
+    sp_mds_form form;
+    const sp_mds_type *type; // NULL in the plain form
+    int64_t count;           // tokens a row in the fixed form
 } sp_mds_columns;
 
 typedef struct sp_mds_shard {
@@ -29,10 +42,12 @@ typedef struct sp_mds_shard {
     int64_t bytes;  // of the raw file
     int64_t samples;
     char *zip;         // compressed file, NULL if none
+    int64_t zip_bytes; // of it
     char *compression; // "zstd:7", NULL if none
     sp_mds_columns columns;
-    const json_t *json; // the shard's object, borrowed from the index
+    json_t *json; // the shard's object, owned
 } sp_mds_shard;
+void sp_mds_shard_free(sp_mds_shard *s);
 
 typedef struct sp_mds_index {
     json_t *json;
@@ -59,10 +74,40 @@ uint32_t sp_mds_u32(const uint8_t *bytes);
 // given; they must hold the sizes of the variable columns.
 sp_status sp_mds_find_column(const uint8_t *bytes, int64_t len, int64_t sample_bytes,
                              const sp_mds_columns *c, int64_t *begin, int64_t *size);
-// The head of a one-dimensional array of `size` bytes, of which the first `len` are given (at least
-// min(size, SP_MDS_HEAD)). *values: offset of the first value.
-enum { SP_MDS_HEAD = 9 };
+// The array of tokens, of `size` bytes, of which the first `len` are given (at least min(size,
+// SP_MDS_HEAD)). SP_BAD_INPUT if it has no token, or other than one dimension.
+enum { SP_MDS_HEAD = 10 };
+typedef struct sp_mds_array {
+    int64_t values; // offset of the first value
+    int64_t count;
+    const sp_mds_type *type;
+} sp_mds_array;
 sp_status sp_mds_parse_array(const uint8_t *bytes, int64_t len, int64_t size,
-                             const sp_mds_encoding *e, int64_t *values, int64_t *count);
+                             const sp_mds_columns *c, sp_mds_array *out);
+// Values of any integer type as ids. Returns the position of the first one that does not fit into
+// int32 (*value receives it), or `n`. `from` need not be aligned.
+int64_t sp_mds_convert(const uint8_t *from, int64_t n, const sp_mds_type *t, int32_t *to,
+                       int64_t *value);
+
+// ---- whole files (mds_file.c) -------------------------------------------------------------------
+
+typedef struct sp_buffer { // memory that is used again and again; zero-initialise
+    uint8_t *data;
+    int64_t bytes, cap;
+} sp_buffer;
+void sp_buffer_free(sp_buffer *b);
+
+// Unpacks `n` bytes of zstd to out->data, exactly `want` bytes: SP_BAD_INPUT if they are more,
+// fewer or damaged. Memory is taken as it is filled, never by what the input claims.
+sp_status sp_mds_unpack(const uint8_t *packed, int64_t n, int64_t want, sp_buffer *out);
+
+// Compares bytes with the hashes that the index states ({"xxh64": "..."}; may be NULL): all of
+// them, or only the quick ones (the xxh family; if there is none, one other). *compared counts;
+// names that are not known are left out and stay in *unknown (borrowed; NULL if none).
+enum { SP_MDS_HASH_HEX = 129 };
+// Hash by its name in the index, as lower-case hex; false if the name is not known.
+bool sp_mds_hash_of(const char *name, const uint8_t *data, size_t n, char hex[SP_MDS_HASH_HEX]);
+sp_status sp_mds_check_hashes(const json_t *hashes, bool all, const uint8_t *data, int64_t n,
+                              int64_t *compared, const char **unknown);
 
 #endif

@@ -8,8 +8,16 @@
 
 enum { COLUMNS_MAX = 4096 };
 static const char token_column[] = "input_ids";
-static const sp_mds_encoding encodings[] = {{"ndarray:int32", 4}};
-enum { N_ENCODINGS = sizeof encodings / sizeof encodings[0] };
+
+// formats.md 1.5; unsigned 64-bit ids above 2^63 look negative and are refused as such.
+static const sp_mds_type types[] = {
+    {"uint8", 8, 1, false},   {"int8", 9, 1, true},     {"uint16", 16, 2, false},
+    {"int16", 17, 2, true},   {"uint32", 32, 4, false}, {"int32", 33, 4, true},
+    {"uint64", 64, 8, false}, {"int64", 65, 8, true},
+};
+enum { N_TYPES = sizeof types / sizeof types[0] };
+#define TOKEN_ENCODINGS                                                                            \
+    "'ndarray', 'ndarray:TYPE' and 'ndarray:TYPE:N', where TYPE is an integer type such as int32"
 
 uint32_t sp_mds_u32(const uint8_t *b) {
     return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
@@ -54,15 +62,62 @@ static void list_columns(const json_t *names, const json_t *codes, sp_text *out)
     }
 }
 
+const sp_mds_type *sp_mds_type_of(const char *name, size_t n) {
+    for (int i = 0; i < N_TYPES; i++)
+        if (strlen(types[i].name) == n && strncmp(name, types[i].name, n) == 0) return &types[i];
+    return NULL;
+}
+
+// Bytes of a column of that encoding: 0 if variable, -1 if the encoding is not known, -2 if its
+// shape makes no sense.
+static int64_t encoded_size(const char *code) {
+    static const struct {
+        const char *name;
+        int64_t size;
+    } scalars[] = {{"int", 8},         {"uint8", 1},   {"uint16", 2},  {"uint32", 4},
+                   {"uint64", 8},      {"int8", 1},    {"int16", 2},   {"int32", 4},
+                   {"int64", 8},       {"float16", 2}, {"float32", 4}, {"float64", 8},
+                   {"bytes", 0},       {"str", 0},     {"str_int", 0}, {"str_float", 0},
+                   {"str_decimal", 0}, {"json", 0},    {"pkl", 0},     {"ndarray", 0},
+                   {"pil", 0},         {"jpeg", 0},    {"png", 0}};
+    const size_t n_scalars = sizeof scalars / sizeof scalars[0];
+    for (size_t i = 0; i < n_scalars; i++)
+        if (strcmp(code, scalars[i].name) == 0) return scalars[i].size;
+    if (strncmp(code, "ndarray:", 8) != 0) return -1;
+    const char *type = code + 8, *shape = strchr(type, ':');
+    size_t n = shape ? (size_t)(shape - type) : strlen(type);
+    int64_t size = -1;
+    for (size_t i = 1; i < n_scalars && scalars[i].size; i++)
+        if (strlen(scalars[i].name) == n && strncmp(type, scalars[i].name, n) == 0)
+            size = scalars[i].size;
+    if (size < 0 || !shape) return size < 0 ? -1 : 0;
+    do {
+        char *end;
+        long long d = strtoll(shape + 1, &end, 10);
+        if (end == shape + 1 || d < 1 || d > UINT32_MAX || !sp_mul(size, d, &size)) return -2;
+        shape = end;
+    } while (*shape == ',');
+    return *shape ? -2 : size;
+}
+
+// The form of the token column, whose size suits its encoding.
 static void parse_token_encoding(const char *code, const char *where, sp_problems *p,
                                  sp_mds_columns *c) {
-    for (int i = 0; i < N_ENCODINGS; i++)
-        if (strcmp(code, encodings[i].name) == 0) c->encoding = &encodings[i];
-    if (!c->encoding)
+    if (strcmp(code, "ndarray") == 0) return; // form and type are those of a zeroed c
+    const char *type = strncmp(code, "ndarray:", 8) == 0 ? code + 8 : NULL;
+    const char *shape = type ? strchr(type, ':') : NULL;
+    if (type) c->type = sp_mds_type_of(type, shape ? (size_t)(shape - type) : strlen(type));
+    if (c->type && shape && !strchr(shape, ',')) {
+        c->form = SP_MDS_FIXED;
+        c->count = c->size[c->token] / c->type->size;
+    } else if (c->type && !shape) {
+        c->form = SP_MDS_TYPED;
+    } else {
         sp_problems_add(p,
-                        "%s: column '%s' has the encoding '%s'; this version reads '%s' only. "
-                        "Write the data set again with that encoding",
-                        where, token_column, code, encodings[0].name);
+                        "%s: column '%s' has the encoding '%s', which cannot hold rows of tokens; "
+                        "those that can are " TOKEN_ENCODINGS,
+                        where, token_column, code);
+    }
 }
 
 static sp_status parse_columns(const json_t *o, const char *where, sp_problems *p,
@@ -102,6 +157,15 @@ static sp_status parse_columns(const json_t *o, const char *where, sp_problems *
                             "one can run code. Write the data set again without it",
                             where, name);
         c->size[i] = json_is_null(size) ? 0 : (int64_t)json_integer_value(size);
+        int64_t natural = encoded_size(code);
+        if (natural == -2)
+            sp_problems_add(p, "%s: column '%s' has the encoding '%s', whose shape makes no sense",
+                            where, name, code);
+        else if (natural >= 0 && natural != c->size[i])
+            sp_problems_add(p,
+                            "%s: column '%s' has a size of %lld bytes (0: variable), but '%s' has "
+                            "%lld; the index is damaged",
+                            where, name, (long long)c->size[i], code, (long long)natural);
         c->n_variable += c->size[i] == 0;
         if (!sp_add(c->fixed, c->size[i], &c->fixed)) c->fixed = INT64_MAX;
         if (strcmp(name, token_column) == 0) {
@@ -117,9 +181,6 @@ static sp_status parse_columns(const json_t *o, const char *where, sp_problems *
         sp_problems_add(p, "%s: there is no column '%s' of tokens; the columns are %s", where,
                         token_column, found.data ? found.data : "none");
         sp_text_free(&found);
-    } else if (c->encoding && c->size[c->token] != 0) {
-        sp_problems_add(p, "%s: column '%s' has a fixed size, which '%s' cannot have", where,
-                        token_column, c->encoding->name);
     }
     return SP_OK;
 }
@@ -129,7 +190,7 @@ static sp_status parse_shard(const json_t *o, const char *where, sp_problems *p,
         sp_problems_add(p, "%s: expected an object, found %s", where, sp_json_kind(o));
         return SP_OK;
     }
-    s->json = o;
+    s->json = json_incref((json_t *)o);
     const json_t *version = json_object_get(o, "version"), *v = json_object_get(o, "samples");
     if (!json_is_integer(version) || json_integer_value(version) != 2)
         sp_problems_add(p, "%s: 'version' must be 2; other versions of MDS are not known", where);
@@ -154,6 +215,7 @@ static sp_status parse_shard(const json_t *o, const char *where, sp_problems *p,
     v = json_object_get(o, "zip_data");
     if (v && !json_is_null(v) && parse_file(v, "zip_data", where, p, &name, &bytes)) {
         s->zip = sp_strdup(name);
+        s->zip_bytes = bytes;
         if (!s->zip) return sp_error(SP_ENVIRONMENT, "out of memory");
     }
     v = json_object_get(o, "compression");
@@ -205,13 +267,17 @@ sp_status sp_mds_parse_index(const char *text, int64_t bytes, const char *where,
     return st;
 }
 
+void sp_mds_shard_free(sp_mds_shard *s) {
+    free(s->basename);
+    free(s->zip);
+    free(s->compression);
+    free(s->columns.size);
+    json_decref(s->json);
+    *s = (sp_mds_shard){0};
+}
+
 void sp_mds_index_free(sp_mds_index *x) {
-    for (int64_t i = 0; i < x->n; i++) {
-        free(x->shard[i].basename);
-        free(x->shard[i].zip);
-        free(x->shard[i].compression);
-        free(x->shard[i].columns.size);
-    }
+    for (int64_t i = 0; i < x->n; i++) sp_mds_shard_free(&x->shard[i]);
     free(x->shard);
     json_decref(x->json);
     *x = (sp_mds_index){0};
@@ -299,24 +365,75 @@ sp_status sp_mds_find_column(const uint8_t *bytes, int64_t len, int64_t sample_b
 }
 
 sp_status sp_mds_parse_array(const uint8_t *bytes, int64_t len, int64_t size,
-                             const sp_mds_encoding *e, int64_t *values, int64_t *count) {
-    if (size < 2 || len < 2)
+                             const sp_mds_columns *c, sp_mds_array *out) {
+    *out = (sp_mds_array){.type = c->type, .count = c->count};
+    if (c->form == SP_MDS_FIXED) return SP_OK; // the size of the column has been checked
+    int64_t at = 0;
+    if (c->form == SP_MDS_PLAIN && size > 0 && len > 0) {
+        for (int i = 0; i < N_TYPES; i++)
+            if (types[i].code == bytes[0]) out->type = &types[i];
+        if (!out->type)
+            return sp_error(
+                SP_BAD_INPUT,
+                "its tokens are of type %d (first byte of the array); integer types are "
+                "8, 9, 16, 17, 32, 33, 64 and 65",
+                bytes[0]);
+        at = 1;
+    }
+    if (size < at + 2 || len < at + 2)
         return sp_error(SP_BAD_INPUT, "a token array of %lld bytes", (long long)size);
-    int dimensions = bytes[0] >> 2, width = 1 << (bytes[0] & 3);
+    int dimensions = bytes[at] >> 2, width = 1 << (bytes[at] & 3);
     if (dimensions != 1)
         return sp_error(SP_BAD_INPUT,
                         "its tokens have %d dimensions (array head 0x%02x); a row has one",
-                        dimensions, bytes[0]);
-    if (size < 1 + width || len < 1 + width)
+                        dimensions, bytes[at]);
+    at++;
+    if (size < at + width || len < at + width)
         return sp_error(SP_BAD_INPUT, "a token array of %lld bytes with a length of %d bytes",
                         (long long)size, width);
     uint64_t n = 0;
-    for (int i = 0; i < width; i++) n |= (uint64_t)bytes[1 + i] << (8 * i);
-    int64_t rest = size - 1 - width;
-    if (n < 1 || n > INT32_MAX || (int64_t)n * e->itemsize != rest)
+    for (int i = 0; i < width; i++) n |= (uint64_t)bytes[at + i] << (8 * i);
+    at += width;
+    int64_t rest = size - at;
+    if (n < 1 || n > INT32_MAX || (int64_t)n * out->type->size != rest)
         return sp_error(SP_BAD_INPUT, "its length is %llu tokens, but %lld bytes of tokens follow",
                         (unsigned long long)n, (long long)rest);
-    *values = 1 + width;
-    *count = (int64_t)n;
+    out->values = at;
+    out->count = (int64_t)n;
     return SP_OK;
+}
+
+#define CONVERT(T)                                                                                 \
+    for (int64_t i = 0; i < n; i++) {                                                              \
+        T v;                                                                                       \
+        memcpy(&v, from + i * (int64_t)sizeof v, sizeof v);                                        \
+        const int64_t wide = (int64_t)v;                                                           \
+        if (wide > INT32_MAX || wide < INT32_MIN) {                                                \
+            *value = wide;                                                                         \
+            return i;                                                                              \
+        }                                                                                          \
+        to[i] = (int32_t)wide;                                                                     \
+    }                                                                                              \
+    return n
+
+int64_t sp_mds_convert(const uint8_t *from, int64_t n, const sp_mds_type *t, int32_t *to,
+                       int64_t *value) {
+    switch (t->code) {
+    case 8:
+        CONVERT(uint8_t);
+    case 9:
+        CONVERT(int8_t);
+    case 16:
+        CONVERT(uint16_t);
+    case 17:
+        CONVERT(int16_t);
+    case 32:
+        CONVERT(uint32_t);
+    case 64: // above 2^63: negative, and refused by the caller
+    case 65:
+        CONVERT(int64_t);
+    default: // int32
+        memcpy(to, from, (size_t)n * sizeof *to);
+        return n;
+    }
 }

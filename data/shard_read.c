@@ -12,6 +12,7 @@
 #include "data/shard.h"
 #include "data/source.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -24,7 +25,8 @@ typedef struct shard {
     uint32_t *length; // [rows]
     uint64_t *start;  // offset of every STRIDE-th row
     bool has_domains;
-    int64_t checked; // checksums compared on opening
+    int64_t checked;    // checksums compared on opening
+    atomic_bool loaded; // all of the above is there
     // Guarded by the HDF5 lock:
     hid_t file, set;
     struct shard *newer, *older; // list of open shards
@@ -181,6 +183,7 @@ typedef struct walk_args {
     const char *path, *name;
     hid_t memory_type;
     int64_t size, n; // bytes of an element, elements
+    bool unlock;     // let other threads use HDF5 while a block is visited
 } walk_args;
 
 static sp_status get_checksums(const walk_args *w, uint64_t **sum, int64_t *block) {
@@ -236,7 +239,10 @@ static sp_status walk(const walk_args *w, visit f, void *user, int64_t *checked)
             goto done;
         }
         *checked += sum != NULL;
-        SP_GO(f(user, values, at, n));
+        if (w->unlock) sp_h5_end();
+        st = f(user, values, at, n);
+        if (w->unlock) sp_h5_begin();
+        SP_GO(st);
     }
 done:
     free(values);
@@ -468,21 +474,67 @@ static sp_status ensure_open(shard *s) {
 // ---- operations of a source
 // ----------------------------------------------------------------------
 
+// Opens what was only described by a list so far.
+static sp_status load(const sp_source *base) {
+    shard *s = (shard *)base;
+    if (s->loaded) return SP_OK;
+    sp_source *fresh = NULL;
+    sp_h5_begin(); // one thread does it
+    sp_status st = s->loaded ? SP_OK : sp_shard_open(base->path, &fresh);
+    if (fresh) {
+        shard *f = (shard *)fresh;
+        s->tokens = base->unpacked / 4;
+        if (fresh->rows != base->rows || f->tokens != s->tokens || fresh->vocab != base->vocab ||
+            fresh->n_domains != base->n_domains)
+            st = bad(
+                base->path,
+                "has %lld rows, %lld tokens and a vocabulary of %lld, but shards.json beside it "
+                "lists %lld, %lld and %lld; remove shards.json, or fetch the shard again",
+                (long long)fresh->rows, (long long)f->tokens, (long long)fresh->vocab,
+                (long long)base->rows, (long long)s->tokens, (long long)base->vocab);
+        if (st == SP_OK) {
+            s->length = f->length;
+            s->start = f->start;
+            s->has_domains = f->has_domains;
+            s->checked = f->checked;
+            f->length = NULL;
+            f->start = NULL;
+            s->loaded = true;
+        }
+        fresh->ops->close(fresh);
+    }
+    sp_h5_end();
+    return st;
+}
+
 static sp_status shard_length(const sp_source *base, int64_t row, int64_t *out) {
+    SP_TRY(load(base));
     *out = ((const shard *)base)->length[row];
     return SP_OK;
 }
 
 static sp_status shard_lengths(const sp_source *base, uint32_t *out) {
+    SP_TRY(load(base));
     if (base->rows) memcpy(out, ((const shard *)base)->length, (size_t)base->rows * sizeof *out);
     return SP_OK;
 }
 
-static sp_status shard_read(const sp_source *base, int64_t row, int64_t max, int32_t *tokens,
-                            int64_t *n) {
-    shard *s = (shard *)base; // the handle changes under the lock, nothing else does
+static uint64_t row_start(const shard *s, int64_t row) {
     uint64_t at = s->start[row / STRIDE];
     for (int64_t r = row - row % STRIDE; r < row; r++) at += s->length[r];
+    return at;
+}
+
+static void shard_place(const sp_source *base, int64_t row, int64_t position, char text[48]) {
+    snprintf(text, 48, "tokens[%llu]",
+             (unsigned long long)(row_start((const shard *)base, row) + (uint64_t)position));
+}
+
+static sp_status shard_read(const sp_source *base, int64_t row, int64_t max, int32_t *tokens,
+                            int64_t *n) {
+    SP_TRY(load(base));
+    shard *s = (shard *)base; // the handle changes under the lock, nothing else does
+    uint64_t at = row_start(s, row);
     *n = s->length[row] < max ? s->length[row] : max;
     sp_h5_begin();
     sp_status st = ensure_open(s);
@@ -536,6 +588,7 @@ static sp_status walk_domains(const sp_source *base, int32_t *out, int64_t *chec
 }
 
 static sp_status shard_domains(const sp_source *base, int32_t *out) {
+    SP_TRY(load(base));
     int64_t checked = 0;
     sp_h5_begin();
     sp_status st = walk_domains(base, out, &checked);
@@ -554,11 +607,15 @@ static void shard_close(sp_source *base) {
     free(s);
 }
 
+static sp_status shard_scan(const sp_source *base, sp_scan *scan);
+
 static const sp_source_ops shard_ops = {
     .length = shard_length,
     .lengths = shard_lengths,
     .read = shard_read,
     .domains = shard_domains,
+    .scan = shard_scan,
+    .place = shard_place,
     .close = shard_close,
 };
 
@@ -580,6 +637,8 @@ sp_status sp_shard_open(const char *path, sp_source **out) {
         sp_h5_end();
     }
     if (st == SP_OK) s->base.bytes = stat(path, &info) == 0 ? (int64_t)info.st_size : 0;
+    s->base.unpacked = 4 * s->tokens;
+    s->loaded = true;
     if (st != SP_OK) {
         shard_close(&s->base);
         return st;
@@ -588,16 +647,104 @@ sp_status sp_shard_open(const char *path, sp_source **out) {
     return SP_OK;
 }
 
+sp_status sp_shard_open_later(sp_source *like, sp_source **out) {
+    shard *s;
+    sp_status st = sp_alloc(&s, 1, sizeof *s, "a token shard");
+    if (st != SP_OK) {
+        sp_source_clear(like);
+        return st;
+    }
+    s->base = *like;
+    s->base.ops = &shard_ops;
+    s->tokens = like->unpacked / 4;
+    s->file = s->set = -1;
+    *out = &s->base;
+    return SP_OK;
+}
+
 // ---- verification
 // --------------------------------------------------------------------------------
 
+// Blocks of tokens become rows: those inside a block are shown where they lie, one that reaches
+// over a border is joined in a buffer.
+typedef struct scan_args {
+    const shard *s;
+    sp_scan *scan;
+    int64_t row;  // that is being read
+    int64_t have; // tokens of it in the buffer
+} scan_args;
+
 static sp_status take_tokens(void *user, const void *values, int64_t first, int64_t n) {
-    const sp_source *base = user;
+    scan_args *a = user;
+    const shard *s = a->s;
     const int32_t *v = values;
-    for (int64_t i = 0; i < n; i++)
-        if (v[i] < 0 || v[i] >= base->vocab)
-            return bad(base->path, "tokens[%lld] is %d, outside 0..%lld", (long long)(first + i),
-                       (int)v[i], (long long)base->vocab - 1);
+    const int64_t limit =
+        a->scan->vocab > 0 && a->scan->vocab < s->base.vocab ? a->scan->vocab : s->base.vocab;
+    int64_t bad_at = sp_find_bad_token(v, n, limit);
+    if (bad_at < n) {
+        int64_t row = a->row, at = bad_at + a->have;
+        while (at >= s->length[row]) at -= s->length[row++];
+        return sp_bad_token(&s->base, row, at, v[bad_at], limit,
+                            limit == s->base.vocab ? "file" : "model");
+    }
+    (void)first;
+    while (n > 0 && a->row < s->base.rows) {
+        int64_t length = s->length[a->row], need = length - a->have, take = need < n ? need : n;
+        sp_buffer *b = &a->scan->buffer[2];
+        if (a->have == 0 && take == length) {
+            SP_TRY(a->scan->visit(a->scan->user, a->row++, v, length));
+        } else {
+            if (b->cap < 4 * length) {
+                uint8_t *grown = realloc(b->data, (size_t)(4 * length));
+                if (!grown) return sp_error(SP_ENVIRONMENT, "out of memory for a row of tokens");
+                b->data = grown;
+                b->cap = 4 * length;
+            }
+            memcpy(b->data + 4 * a->have, v, (size_t)(4 * take));
+            a->have += take;
+            if (a->have == length) {
+                a->have = 0;
+                SP_TRY(a->scan->visit(a->scan->user, a->row++, (const int32_t *)b->data, length));
+            }
+        }
+        v += take;
+        n -= take;
+    }
+    return SP_OK;
+}
+
+// With a handle of its own, since the lock is released while rows are visited.
+static sp_status shard_scan(const sp_source *base, sp_scan *scan) {
+    SP_TRY(load(base));
+    const shard *s = (const shard *)base;
+    scan_args a = {.s = s, .scan = scan};
+    int64_t n;
+    scan->checked += s->checked;
+    sp_h5_begin();
+    hid_t file = sp_h5_open_readonly(base->path), set = -1;
+    sp_status st = file >= 0 ? open_set(file, base->path, "tokens", 4, true, &set, &n)
+                             : explain_open(base->path);
+    if (st == SP_OK && n != s->tokens) st = bad(base->path, "changed while in use");
+    if (st == SP_OK) {
+        walk_args w = {.file = file,
+                       .set = set,
+                       .path = base->path,
+                       .name = "tokens",
+                       .memory_type = H5T_NATIVE_INT32,
+                       .size = 4,
+                       .n = n,
+                       .unlock = true};
+        st = walk(&w, take_tokens, &a, &scan->checked);
+    }
+    if (st == SP_OK) st = walk_domains(base, NULL, &scan->checked);
+    if (set >= 0) H5Dclose(set);
+    if (file >= 0) H5Fclose(file);
+    sp_h5_end();
+    return st;
+}
+
+static sp_status visit_nothing(void *user, int64_t row, const int32_t *tokens, int64_t n) {
+    (void)user, (void)row, (void)tokens, (void)n;
     return SP_OK;
 }
 
@@ -605,22 +752,10 @@ sp_status sp_shard_verify(const char *path, int64_t *checked) {
     sp_source *base;
     *checked = 0;
     SP_TRY(sp_shard_open(path, &base));
-    shard *s = (shard *)base;
-    *checked = s->checked;
-    sp_h5_begin();
-    sp_status st = ensure_open(s);
-    if (st == SP_OK) {
-        walk_args w = {.file = s->file,
-                       .set = s->set,
-                       .path = path,
-                       .name = "tokens",
-                       .memory_type = H5T_NATIVE_INT32,
-                       .size = 4,
-                       .n = s->tokens};
-        st = walk(&w, take_tokens, base, checked);
-    }
-    if (st == SP_OK) st = walk_domains(base, NULL, checked);
-    sp_h5_end();
+    sp_scan scan = {.visit = visit_nothing, .thorough = true};
+    sp_status st = shard_scan(base, &scan);
+    *checked = scan.checked;
+    sp_scan_free(&scan);
     base->ops->close(base);
     return st;
 }

@@ -5,6 +5,7 @@
 #include "common/util.h"
 #include "data/dataset.h"
 #include "data/shard.h"
+#include "data/source.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +24,8 @@ typedef struct column {
 struct sp_shard_writer {
     char *path, *tmp;
     hid_t file;
-    int64_t vocab, n_domains, rows;
+    int64_t vocab, n_domains, rows; // vocab 0: not known beforehand
+    int32_t largest;                // id written
     uint64_t tokens;
     column column[3];
 };
@@ -172,7 +174,7 @@ static sp_status append(sp_shard_writer *w, int which, const void *values, int64
 }
 
 static sp_status check_meta(const char *path, const sp_shard_meta *m) {
-    if (m->vocab < 1 || m->vocab > INT32_MAX)
+    if (m->vocab < 0 || m->vocab > INT32_MAX)
         return sp_error(SP_BAD_INPUT, "%s: a vocabulary of %lld tokens cannot be stored", path,
                         (long long)m->vocab);
     if (!m->tokenizer || !m->tokenizer[0] || strlen(m->tokenizer) > SP_SHARD_TEXT_MAX)
@@ -233,7 +235,7 @@ sp_status sp_shard_create(const char *path, const sp_shard_meta *meta, sp_shard_
         bool ok = put_text(w->file, "format", SP_SHARD_FORMAT) &&
                   put_integer(w->file, "version", SP_SHARD_VERSION) &&
                   put_text(w->file, "tokenizer", meta->tokenizer) &&
-                  put_integer(w->file, "vocab", meta->vocab);
+                  (meta->vocab == 0 || put_integer(w->file, "vocab", meta->vocab));
         for (int i = 0; i < N_COLUMNS; i++) ok = ok && create_column(w->file, &w->column[i]);
         if (!ok || !put_domain_names(w->file, meta)) st = write_error(w, "the header");
     }
@@ -255,11 +257,17 @@ sp_status sp_shard_append(sp_shard_writer *w, const int32_t *tokens, int64_t n, 
     if (domain < 0 || domain >= w->n_domains)
         return sp_error(SP_BAD_INPUT, "%s: row %lld: domain %lld is not in the table of %lld",
                         w->path, (long long)w->rows, (long long)domain, (long long)w->n_domains);
-    for (int64_t i = 0; i < n; i++)
-        if (tokens[i] < 0 || tokens[i] >= w->vocab)
-            return sp_error(
-                SP_BAD_INPUT, "%s: row %lld, position %lld: token id %d is outside 0..%lld",
-                w->path, (long long)w->rows, (long long)i, (int)tokens[i], (long long)w->vocab - 1);
+    int64_t bad = sp_find_bad_token(tokens, n, w->vocab);
+    if (bad < n)
+        return sp_error(SP_BAD_INPUT, "%s: row %lld, position %lld: token id %d is outside 0..%lld",
+                        w->path, (long long)w->rows, (long long)bad, (int)tokens[bad],
+                        (long long)(w->vocab ? w->vocab - 1 : INT32_MAX));
+    if (w->vocab == 0) // INT32_MAX itself cannot be below a vocabulary that is stored
+        for (int64_t i = 0; i < n; i++)
+            w->largest = tokens[i] > w->largest ? tokens[i] : w->largest;
+    if (w->largest == INT32_MAX)
+        return sp_error(SP_BAD_INPUT, "%s: row %lld: token id %d is too large", w->path,
+                        (long long)w->rows, INT32_MAX);
     const int32_t domain32 = (int32_t)domain;
     SP_TRY(append(w, TOKENS, tokens, n));
     w->tokens += (uint64_t)n;
@@ -299,6 +307,8 @@ sp_status sp_shard_finish(sp_shard_writer *w) {
         return st;
     }
     sp_h5_begin();
+    if (w->vocab == 0 && !put_integer(w->file, "vocab", (int64_t)w->largest + 1))
+        st = write_error(w, "the vocabulary");
     for (int i = 0; i < N_COLUMNS && st == SP_OK; i++)
         if (!put_checksums(w->file, &w->column[i])) st = write_error(w, "the checksums");
     if (st == SP_OK && H5Fflush(w->file, H5F_SCOPE_GLOBAL) < 0) st = write_error(w, "the rest");

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 
 typedef struct dimensions {
     const char *like;
@@ -157,6 +158,15 @@ static sp_status write_json(const char *dir, const char *name, const json_t *val
     return st;
 }
 
+static sp_status check_room(const char *dir, double need) {
+    struct statvfs fs;
+    if (statvfs(dir, &fs) != 0) return SP_OK; // the writing will tell
+    double have = (double)fs.f_bavail * (double)fs.f_frsize;
+    if (need <= have) return SP_OK;
+    return sp_error(SP_ENVIRONMENT, "%s: the model needs %.2f GB, but only %.2f GB are free there",
+                    dir, 1e-9 * need, 1e-9 * have);
+}
+
 sp_status sp_synth_model(const sp_synth_model_args *a) {
     dimensions d;
     SP_TRY(find_dimensions(a, &d));
@@ -179,6 +189,7 @@ sp_status sp_synth_model(const sp_synth_model_args *a) {
     layer_part(&sizes, &d, 0);
     int64_t layer = sizes.total;
     for (int i = 0; i < sizes.n; i++) free(sizes.name[i]);
+    SP_GO(check_room(a->out, 2 * ((double)outer + (double)d.layers * (double)layer)));
     SP_GO(sp_alloc(&buffer, outer > layer ? outer : layer, 2, "one shard of the model"));
     for (int64_t shard = 0; shard <= d.layers; shard++) {
         part p = {0};

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -123,8 +124,36 @@ static void hashes_match_published_values(void **state) {
     assert_true(sp_crc32(0, "123456789", 9) == 0xcbf43926u);
 }
 
+// Without a free file handle it is the machine's fault, not that of the path.
+static void no_file_handles_is_the_machines_fault(void **state) {
+    (void)state;
+    struct rlimit old, none;
+    char **names, *text;
+    int64_t n;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &old), 0);
+    int lowest = dup(0); // the number that the next one opened would get
+    assert_true(lowest >= 0);
+    close(lowest);
+    none = (struct rlimit){(rlim_t)lowest, old.rlim_max};
+    const char *dir = test_tmpdir();
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    sp_status list = sp_list_dir(dir, "", &names, &n);
+    sp_status read = sp_read_file("/proc/self/status", 1 << 20, &text, &n);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &old), 0);
+    assert_int_equal(list, SP_ENVIRONMENT);
+    assert_int_equal(read, SP_ENVIRONMENT);
+    assert_fails(sp_list_dir("/no/such/folder", "", &names, &n), SP_BAD_INPUT, "No such file");
+    char *file = sp_path_join(dir, "file"), *below = sp_path_join(dir, "file/below");
+    assert_ok(sp_write_file(file, "", 0));
+    assert_fails(sp_mkdirs(below), SP_BAD_INPUT, "choose another path");
+    unlink(file);
+    free(file);
+    free(below);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_file_handles_is_the_machines_fault),
         cmocka_unit_test(errors_travel_with_a_trace),
         cmocka_unit_test(problems_are_listed_together),
         cmocka_unit_test(sizes_are_checked),

@@ -62,13 +62,18 @@ says out '"tokens": 256,'
 run 0 "$sparda" data info "$source/tests/mds/raw"
 says out "64 rows, 160325 tokens in 10 files"
 grep -qE '^ledger +40 +17680 ' "$dir/out" || fail "no line for the domain ledger"
-run 2 "$sparda" data info "$source/tests/mds/zstd"
-says err "compressed (zstd:7)"
+cp "$dir/out" "$dir/raw"
+run 0 "$sparda" data info "$source/tests/mds/zstd"
+sed 's/raw: /zstd: /; s/([0-9.]* MB)//' "$dir/raw" >"$dir/want"
+sed 's/([0-9.]* MB)//' "$dir/out" | cmp - "$dir/want" || fail "zstd and raw data differ"
+run 0 "$sparda" data info "$source/tests/mds/raw" --json
+says out '"from": 65536,'
+says out '"to": 131071,'
 
 # ---- wrong arguments
 run 2 "$sparda" data
-run 2 "$sparda" data import x
-says err "unknown data command 'import'; this version has synth, synth-model, info"
+run 2 "$sparda" data impart x
+says err "unknown data command 'impart'; there are synth, import, verify, info"
 run 2 "$sparda" data synth --rows 3
 says err "--out DIR is missing"
 run 2 "$sparda" data synth --out "$dir/x" --rows 3x
@@ -92,7 +97,23 @@ says err "nothing does not exist"
 [ -e "$dir/x" ] && fail "wrong arguments made a folder"
 run 0 "$sparda" data --help
 says out "sparda data synth"
-run 0 "$sparda" data synth --help
+for command in synth import verify info synth-model; do
+    run 0 "$sparda" data $command --help
+    [ "$(grep -c '^sparda data' "$dir/out")" = 1 ] || fail "data $command --help is not about it alone"
+    says out "sparda data $command "
+done
+: >"$dir/file"
+run 2 "$sparda" data synth --out "$dir/file/x"
+says err "choose another path"
+run 2 "$sparda" data import "$source/tests/mds/raw" --out "$dir/file/x"
+# 480 GB; where there is as much room, the limit stops it
+(
+    ulimit -f 2048
+    exec "$sparda" data synth-model --like minicpm4.1-8b --layers 1024 --out "$dir/model" >"$dir/out" 2>"$dir/err"
+)
+[ $? = 3 ] || fail "synth-model without room did not end with 3"
+grep -q 'GB are free there\|File too large' "$dir/err" || { fail "no word about the room"; cat "$dir/err"; }
+[ -z "$(ls -A "$dir/model")" ] || fail "synth-model without room left $(ls -A "$dir/model")"
 
 # ---- no room: nothing of the failed set remains
 (

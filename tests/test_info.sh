@@ -67,6 +67,9 @@ check 0 "$sparda" info "$work/m"
 has out 'model folder'
 has out 'exported Forecast'
 mkdir "$work/half"
+printf '{"model_type": "llama",' >"$work/half/config.json"
+check 2 "$sparda" info "$work/half"
+has err 'config.json:1:.* not valid JSON'
 printf '{"model_type": "llama"}' >"$work/half/config.json"
 check 0 "$sparda" info "$work/half"
 has out 'not usable as a base model'

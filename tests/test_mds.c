@@ -59,12 +59,13 @@ static void every_row_of_the_fixtures_matches(void **state) {
     (void)state;
     json_t *all = load_rows();
     static const char *const domains[] = {"ledger", "prose-code"};
-    for (int i = 0; i < 2; i++) {
-        char *relative = sp_format("tests/mds/raw/%s", domains[i]), *path = test_path(relative);
+    for (int i = 0; i < 4; i++) {
+        char *relative = sp_format("tests/mds/%s/%s", i < 2 ? "raw" : "zstd", domains[i % 2]);
+        char *path = test_path(relative);
         sp_dataset *d;
         assert_ok(open_path(path, &d));
-        assert_int_equal(sp_dataset_rows(d, 0), json_array_size(rows_of(all, domains[i])));
-        assert_domain(d, 0, rows_of(all, domains[i]));
+        assert_int_equal(sp_dataset_rows(d, 0), json_array_size(rows_of(all, domains[i % 2])));
+        assert_domain(d, 0, rows_of(all, domains[i % 2]));
         sp_dataset_close(d);
         free(path);
         free(relative);
@@ -501,13 +502,20 @@ static void other_columns_and_forms_are_refused_clearly(void **state) {
         int size;
         const char *part;
     } cases[] = {
-        {"input_ids", "ndarray:uint16", 0, "encoding 'ndarray:uint16'; this version reads"},
-        {"input_ids", "ndarray:int64", 0, "encoding 'ndarray:int64'"},
-        {"input_ids", "ndarray", 0, "encoding 'ndarray'"},
-        {"input_ids", "ndarray:int32:8", 32, "encoding 'ndarray:int32:8'"},
-        {"input_ids", "bytes", 0, "encoding 'bytes'"},
+        {"input_ids", "ndarray:float32", 0, "encoding 'ndarray:float32', which cannot hold rows"},
+        {"input_ids", "ndarray:int32:8,2", 64, "encoding 'ndarray:int32:8,2', which cannot"},
+        {"input_ids", "bytes", 0, "encoding 'bytes', which cannot hold rows of tokens"},
+        {"input_ids", "int64", 8, "encoding 'int64', which cannot hold rows of tokens"},
         {"input_ids", "pkl", 0, "column 'input_ids' is a Python pickle"},
-        {"input_ids", "ndarray:int32", 8, "has a fixed size"},
+        {"input_ids", "ndarray:int32", 8, "a size of 8 bytes (0: variable)"},
+        {"input_ids", "ndarray:int32:8", 8,
+         "a size of 8 bytes (0: variable), but "
+         "'ndarray:int32:8' has 32"},
+        {"input_ids", "ndarray:int32:8", 0, "a size of 0 bytes (0: variable)"},
+        {"input_ids", "ndarray:int32:0", 0, "whose shape makes no sense"},
+        {"input_ids", "ndarray:int32:", 0, "whose shape makes no sense"},
+        {"input_ids", "ndarray:int32:8x", 32, "whose shape makes no sense"},
+        {"input_ids", "ndarray:uint64:4294967295,4294967295,4", 8, "whose shape makes no sense"},
         {"tokens", "ndarray:int32", 0, "no column 'input_ids' of tokens; the columns are tokens"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -516,6 +524,20 @@ static void other_columns_and_forms_are_refused_clearly(void **state) {
         write_shard(&m);
         write_index(&m);
         assert_refused(&m, cases[i].part);
+        discard(&m);
+    }
+    const struct {
+        const char *encoding;
+        int size; // wrong
+    } sizes[] = {{"int64", 4}, {"int", 4},     {"float16", 4},           {"uint8", 2}, {"str", 3},
+                 {"json", 1},  {"ndarray", 4}, {"ndarray:float32:3", 8}, {"jpeg", 9}};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        maker m = start("forms");
+        column(&m, "input_ids", "ndarray:int32", 0);
+        column(&m, "other", sizes[i].encoding, sizes[i].size);
+        write_shard(&m);
+        write_index(&m);
+        assert_refused(&m, "column 'other' has a size of");
         discard(&m);
     }
     maker m = start("forms");
@@ -597,17 +619,9 @@ static void faulty_indexes_are_refused(void **state) {
     discard(&m);
 }
 
-// bugs.md S08: the index names a compressed form.
-static void compressed_sets_are_refused_or_their_raw_copy_read(void **state) {
+// The raw copy beside a compressed shard is read if it is whole, else the compressed file.
+static void a_raw_copy_is_preferred(void **state) {
     (void)state;
-    static const char *const domains[] = {"tests/mds/zstd/ledger", "tests/mds/zstd/prose-code"};
-    for (int i = 0; i < 2; i++) {
-        char *path = test_path(domains[i]);
-        sp_dataset *d;
-        assert_fails(open_path(path, &d), SP_BAD_INPUT, "compressed (zstd:7)");
-        assert_non_null(strstr(sp_error_text(), "uncompressed shards only"));
-        free(path);
-    }
     maker m = usual("both");
     json_object_set_new(m.config, "compression", json_string("zstd:3"));
     write_shard(&m);
@@ -615,11 +629,19 @@ static void compressed_sets_are_refused_or_their_raw_copy_read(void **state) {
         m.shard, "zip_data",
         json_pack("{s:s,s:i,s:{}}", "basename", "shard.00000.mds.zstd", "bytes", 99, "hashes"));
     write_index(&m);
-    assert_reads(&m, 3, usual_first, usual_length); // the right plain copy, no compressed file
+    assert_reads(&m, 3, usual_first, usual_length); // no compressed file
     char *path = shard_path(&m);
     put_file(path, "abcd", 4); // a left-over
-    assert_refused(&m, "1 of 1 shards are compressed (zstd:3)");
+    assert_refused(&m, "shard.00000.mds.zstd, which index.json names, cannot be opened");
     free(path);
+    static const char *const methods[] = {"gz:9", "br:11", "bz2", "snappy", "zstd2"};
+    for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
+        json_object_set_new(m.shard, "compression", json_string(methods[i]));
+        write_index(&m);
+        char *part = sp_format("is compressed by '%s'; only zstd", methods[i]);
+        assert_refused(&m, part);
+        free(part);
+    }
     discard(&m);
 }
 
@@ -661,7 +683,7 @@ int main(void) {
         cmocka_unit_test(index_and_shard_must_agree),
         cmocka_unit_test(other_columns_and_forms_are_refused_clearly),
         cmocka_unit_test(faulty_indexes_are_refused),
-        cmocka_unit_test(compressed_sets_are_refused_or_their_raw_copy_read),
+        cmocka_unit_test(a_raw_copy_is_preferred),
         cmocka_unit_test(all_faults_are_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

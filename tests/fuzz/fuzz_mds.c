@@ -23,8 +23,9 @@ static void try_index(const uint8_t *data, size_t bytes) {
         require(problems.count == 0 || x.n == 0);
         for (int64_t i = 0; i < x.n; i++) {
             const sp_mds_columns *c = &x.shard[i].columns;
-            require(x.shard[i].basename && c->token >= 0 && c->token < c->n && c->encoding);
-            require(c->size[c->token] == 0 && c->n_variable >= 1);
+            require(x.shard[i].basename && c->token >= 0 && c->token < c->n);
+            require((c->size[c->token] == 0) == (c->form != SP_MDS_FIXED));
+            require(c->form == SP_MDS_PLAIN || c->type);
         }
         sp_mds_index_free(&x);
     }
@@ -35,10 +36,10 @@ static void try_index(const uint8_t *data, size_t bytes) {
 // The index that the shard's own description and size would have.
 static sp_mds_shard own_entry(const uint8_t *data, size_t bytes, json_t **json) {
     static int64_t sizes[2] = {0, 8};
-    static const sp_mds_encoding int32 = {"ndarray:int32", 4};
+    static const sp_mds_type int32 = {"int32", 33, 4, true};
     sp_mds_shard s = {.bytes = (int64_t)bytes};
     s.columns = (sp_mds_columns){
-        .n = 2, .n_variable = 1, .size = sizes, .fixed = 8, .token = 0, .encoding = &int32};
+        .n = 2, .n_variable = 1, .size = sizes, .fixed = 8, .token = 0, .form = SP_MDS_TYPED, .type = &int32};
     if (bytes >= 4) s.samples = sp_mds_u32(data);
     int64_t table = sp_mds_table_bytes(s.samples);
     int64_t first = bytes >= 8 ? (int64_t)sp_mds_u32(data + 4) : 0;
@@ -54,15 +55,14 @@ static void try_shard(const uint8_t *data, size_t bytes) {
     if (sp_mds_parse_header(data, (int64_t)bytes, (int64_t)bytes, &s) == SP_OK) {
         for (int64_t i = 0; i < s.samples; i++) {
             int64_t at = sp_mds_u32(data + 4 + 4 * i), end = sp_mds_u32(data + 8 + 4 * i);
-            int64_t begin, size, values, count;
+            int64_t begin, size;
+            sp_mds_array a;
             require(at <= end && end <= (int64_t)bytes);
             if (sp_mds_find_column(data + at, end - at, end - at, &s.columns, &begin, &size))
                 continue;
             require(begin >= 4 && size >= 0 && begin + size + 8 == end - at);
-            if (sp_mds_parse_array(data + at + begin, size, size, s.columns.encoding, &values,
-                                   &count))
-                continue;
-            require(count >= 1 && values + 4 * count == size);
+            if (sp_mds_parse_array(data + at + begin, size, size, &s.columns, &a)) continue;
+            require(a.count >= 1 && a.values + 4 * a.count == size);
         }
     }
     json_decref(json);

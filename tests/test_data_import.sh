@@ -1,0 +1,247 @@
+# ctest: timeout=300
+# `sparda data import` and `verify`: every source, the order kept; interruption and resumption; every
+# kind of fault with its exit status, and nothing left of what failed.
+# shellcheck disable=SC1091,SC2154
+sparda=$1
+. "$(dirname "$0")/check.sh"
+mds=$root/tests/mds
+
+# import STATUS SRC... OPTION...
+import() {
+    want=$1
+    shift
+    check "$want" "$sparda" data import "$@"
+}
+shards() { find "$1" -name '*.h5' | wc -l; }
+nothing_left() { # DIR: no shard, no hidden folder
+    [ -z "$(find "$1" -mindepth 1 2>/dev/null)" ] || complain "left behind: $(find "$1" -mindepth 1)"
+}
+tokens() { "$sparda" data info "$1" --json | sed -n 's/^  "tokens": \([0-9]*\),/\1/p'; }
+
+# ---- MDS, raw and zstd, give the same shards
+import 0 "$mds/raw" --out "$work/raw" --vocab 1024 --tokenizer t
+has err 'raw/ledger: 40 rows, 17680 tokens'
+import 0 "$mds/zstd" --out "$work/zstd" --vocab 1024 --tokenizer t --threads 3
+for domain in ledger prose-code; do
+    cmp "$work/raw/$domain/shard-00000.h5" "$work/zstd/$domain/shard-00000.h5" ||
+        complain "raw and zstd give different shards of $domain"
+done
+check 0 "$sparda" data verify "$work/raw"
+has out '64 rows, 160325 tokens in 2 files'
+check 0 "$sparda" data verify "$work/zstd" --vocab 1024 --json
+has out '"ok": true'
+has out '"duplicate_rows": 0'
+import 0 "$mds/raw" --out "$work/raw" --vocab 1024 --tokenizer t
+has err 'already imported'
+import 2 "$mds/raw" --out "$work/raw" --vocab 1025 --tokenizer t
+has err 'replace it with --force'
+import 0 "$mds/raw" --out "$work/raw" --vocab 1025 --tokenizer t --force
+[ "$(find "$work/raw" -mindepth 1 -maxdepth 1 | wc -l)" = 2 ] || complain 'more than two domains'
+check 0 "$sparda" data info "$work/raw"
+has out 'tokenizer t, vocabulary 1025'
+import 0 "$mds/raw/ledger" --out "$work/many" --shard-tokens 4000 --domain one
+[ "$(shards "$work/many")" = 4 ] || complain "$(shards "$work/many") shards instead of 4"
+import 2 "$mds/raw/ledger" "$mds/zstd/ledger" --out "$work/two"
+has err "would both become the domain 'ledger'"
+
+# a model folder gives vocabulary and identity
+import 0 "$mds/raw/ledger" --out "$work/base" --base "$root/data/tiny-base"
+check 0 "$sparda" data info "$work/base"
+has out 'tokenizer tiny-base, vocabulary 1024'
+
+# ---- JSON lines and flat files: the same rows again, cut into jobs anywhere
+printf '%s\n' '[5, 6, 7]' '{"id": {"x": ["]}", 1.5e-3, null]}, "input_ids": [8], "t": "\"[1,2]"}' '' \
+    '  [ 9 ,10, 11,12 ]  ' '{"tokens":[13,1000000]}' >"$work/rows.jsonl"
+printf '[14,15]' >>"$work/rows.jsonl" # no newline at the end
+for n in 1 2 3 4 5 7 10 100; do
+    import 0 "$work/rows.jsonl" --out "$work/json$n" --shard-tokens $n
+    [ "$(tokens "$work/json$n")" = 12 ] || complain "cut by $n: $(tokens "$work/json$n") tokens"
+    check 0 "$sparda" data info "$work/json$n"
+    has out ': 5 rows, 12 tokens'
+done
+# uint16: rows 1 2 9 | 9 | 3 4 5 9 | 6
+printf '\001\0\002\0\011\0\011\0\003\0\004\0\005\0\011\0\006\0' >"$work/a.bin"
+for n in 1 2 3 4 5 9 100; do
+    import 0 "$work/a.bin" --dtype uint16 --eod 9 --out "$work/bin$n" --shard-tokens $n
+    check 0 "$sparda" data info "$work/bin$n"
+    has out ': 4 rows, 9 tokens'
+    import 0 "$work/a.bin" --dtype uint16 --eod 9 --drop-eod --out "$work/drop$n" --shard-tokens $n
+    check 0 "$sparda" data info "$work/drop$n"
+    has out ': 3 rows, 6 tokens'
+done
+printf '\001\0\0\0\002\0\0\0\011\0\0\0\003\0\0\0' >"$work/b.bin"
+for type in uint32 int32; do
+    import 0 "$work/b.bin" --dtype $type --eod 9 --out "$work/$type"
+    check 0 "$sparda" data info "$work/$type"
+    has out ': 2 rows, 4 tokens'
+done
+mkdir "$work/flat"
+cp "$work/b.bin" "$work/flat/0.bin"
+cp "$work/rows.jsonl" "$work/flat/1.jsonl"
+import 0 "$work/flat" --dtype int32 --eod 9 --out "$work/folder"
+check 0 "$sparda" data info "$work/folder"
+has out ': 7 rows, 16 tokens'
+
+# ---- faults of flat files: file, row, byte; nothing is left
+line() { # TEXT PATTERN
+    printf '[1,2]\n%s\n[3]\n' "$1" >"$work/bad.jsonl"
+    import 2 "$work/bad.jsonl" --out "$work/bad" --vocab 1000
+    has err 'bad.jsonl: row 1 (line 2, byte '
+    has err "$2"
+    nothing_left "$work/bad"
+}
+line '[1,-2]' 'byte 9): position 1: token id -2 is outside'
+line '[1,1000]' 'token id 1000 is outside 0..999'
+line '[1,99999999999999999999]' 'is outside 0..2147483647'
+line '[]' 'a row without tokens'
+line '[1,2' "expected ',' or '\]', found the end"
+line '[1 2]' "found '2'"
+line '[1,]' 'expected a token id'
+line '[1.5]' "found '.'"
+line '["1"]' 'expected a token id'
+line '[1]]' 'expected the end of the line'
+line '{"ids": [1]}' "has no 'input_ids'"
+line '{"tokens": [1], "input_ids": [2]}' 'two lists'
+line '{"a": "x' 'expected the end of a text'
+line 'null' "expected '\['"
+import 2 "$work/a.bin" --out "$work/bad"
+has err 'give --dtype'
+printf 'abc' >"$work/odd.bin"
+import 2 "$work/odd.bin" --dtype uint16 --eod 9 --out "$work/bad"
+has err 'odd.bin has 3 bytes.*byte 2 begins an incomplete one'
+import 2 "$work/a.bin" --dtype uint16 --eod 9 --out "$work/bad" --vocab 5
+has err 'a.bin: row 0, position 2 (byte 4): token id 9 is outside 0..4'
+printf '\001\0\0\0\377\377\377\377\011\0\0\0' >"$work/neg.bin"
+import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/bad"
+has err 'position 1 (byte 4): token id -1 is outside'
+import 2 "$work/neg.bin" --dtype uint32 --eod 9 --out "$work/bad"
+has err 'token id 4294967295 is outside'
+import 2 "$work/a.bin" --dtype uint16 --eod 70000 --out "$work/bad"
+import 2 "$work/a.bin" --dtype float --eod 7 --out "$work/bad"
+: >"$work/empty.jsonl"
+import 2 "$work/empty.jsonl" --out "$work/bad"
+has err 'empty.jsonl is empty'
+printf '\n\n' >"$work/empty.jsonl"
+import 2 "$work/empty.jsonl" --out "$work/bad"
+has err 'no row came out of'
+import 2 "$work/absent" --out "$work/bad"
+import 2 --out "$work/bad"
+import 2 "$work/a.bin"
+import 2 "$work/flat/1.jsonl" --out "$work/bad" --domain ../x
+nothing_left "$work/bad"
+
+# ---- faults of MDS sets; the good domain beside the bad one is imported all the same
+damage() { # FILE BYTE: adds 1 to it
+    byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')
+    # shellcheck disable=SC2059
+    printf "\\$(printf %03o $(((byte + 1) % 256)))" |
+        dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null
+}
+copy() { rm -rf "$work/set" "$work/bad"; cp -r "$mds/$1" "$work/set"; chmod -R u+w "$work/set"; }
+only_ledger() {
+    import 2 "$work/set" --out "$work/bad" "$@"
+    [ "$(ls -A "$work/bad")" = ledger ] || complain "left: $(ls -A "$work/bad")"
+}
+copy raw
+damage "$work/set/prose-code/shard.00003.mds" 30000
+only_ledger
+has err 'prose-code/shard.00003.mds: its xxh64 is'
+check 2 "$sparda" data verify "$work/set"
+has err 'prose-code/shard.00003.mds: its '
+copy zstd
+damage "$work/set/prose-code/shard.00003.mds.zstd" 3000
+only_ledger
+has err 'prose-code/shard.00003.mds.zstd: its xxh64 is'
+check 2 "$sparda" data verify "$work/set"
+copy raw
+import 2 "$work/set" --out "$work/bad" --vocab 600
+has err 'position .*: token id .* is outside 0..599.*(byte '
+nothing_left "$work/bad"
+copy raw # what cannot even be opened stops everything before it begins
+truncate -s 30000 "$work/set/prose-code/shard.00002.mds"
+import 2 "$work/set" --out "$work/bad"
+has err 'the copy or download is not complete'
+[ -e "$work/bad" ] && complain 'a folder was made'
+copy raw
+rm "$work/set/ledger/shard.00001.mds"
+import 2 "$work/set" --out "$work/bad"
+has err 'shard.00001.mds, which index.json names, cannot be opened'
+if [ "$(id -u)" != 0 ]; then
+    copy raw
+    chmod 0 "$work/set/ledger/shard.00001.mds"
+    import 2 "$work/set" --out "$work/bad"
+    has err 'Permission denied'
+fi
+
+# data of Llama-3 for a model with another vocabulary is recognised
+printf '[9,128000,5]\n' >"$work/llama.jsonl"
+check 2 "$sparda" data import "$work/llama.jsonl" --out "$work/bad" --vocab 73448
+import 0 "$work/llama.jsonl" --out "$work/llama"
+check 2 "$sparda" data verify "$work/llama" --vocab 73448
+has err 'must be tokenised again'
+
+# ---- a full disk: 3, and nothing is left
+awk 'BEGIN { for (i = 0; i < 400; i++) { printf "[1"; for (k = 0; k < 3000; k++) printf ",%d", k; print "]" } }' \
+    >"$work/large.jsonl"
+(
+    ulimit -f 2048
+    "$sparda" data import "$work/large.jsonl" --out "$work/full" --shard-tokens 300000 \
+        >"$work/out" 2>"$work/err"
+)
+[ $? = 3 ] || complain 'a full disk did not end with 3'
+has err 'File too large'
+nothing_left "$work/full"
+
+# ---- interrupted at any moment: nothing shows, and the same command goes on; the result is the same
+import 0 "$work/large.jsonl" --out "$work/whole" --shard-tokens 100000
+for delay in 0.02 0.05 0.1 0.2; do
+    rm -rf "$work/killed"
+    "$sparda" data import "$work/large.jsonl" --out "$work/killed" --shard-tokens 100000 \
+        >"$work/out" 2>"$work/err" &
+    pid=$!
+    sleep $delay
+    kill -9 $pid 2>/dev/null
+    wait $pid 2>/dev/null
+    [ -e "$work/killed/large" ] ||
+        [ -z "$(find "$work/killed" -path '*/.import-*' -prune -o -name '*.h5' -print 2>/dev/null)" ] ||
+        complain "killed after $delay s: shards show"
+    import 0 "$work/large.jsonl" --out "$work/killed" --shard-tokens 100000
+    for f in "$work/whole/large"/*.h5; do
+        cmp "$f" "$work/killed/large/${f##*/}" || complain "killed after $delay s: another result"
+    done
+    [ "$(ls -A "$work/killed")" = large ] || complain "left: $(ls -A "$work/killed")"
+    [ -z "$(find "$work/killed" -name '.*')" ] || complain 'hidden files are left'
+done
+# a half-finished import by hand: what is there is kept
+rm -rf "$work/killed"
+mkdir "$work/killed"
+cp -r "$work/whole/large" "$work/killed/.import-large"
+(
+    cd "$work/killed/.import-large" || exit 1
+    mv import.json plan.json
+    for f in *.h5; do mv "$f" "${f%.h5}.part"; done
+    rm shard-00003.part shards.json
+    : >.shard-00003.part.tmp.1
+)
+import 0 "$work/large.jsonl" --out "$work/killed" --shard-tokens 100000
+has err 'going on with an interrupted import'
+cmp "$work/whole/large/shard-00003.h5" "$work/killed/large/shard-00003.h5"
+[ -z "$(find "$work/killed" -name '.*')" ] || complain 'hidden files are left'
+
+# ---- the list of shards: a shard that is missing, that is another one, and a damaged list
+cp -r "$work/whole/large" "$work/listed"
+check 0 "$sparda" data info "$work/listed" --json
+cp "$work/out" "$work/info"
+rm "$work/listed/shard-00002.h5"
+check 2 "$sparda" data info "$work/listed"
+has err 'shard-00002.h5, which shards.json lists, is not there'
+cp "$work/whole/large/shard-00002.h5" "$work/listed/shard-00002.h5"
+sed -i 's/"rows":\([0-9]*\),/"rows":1\1,/' "$work/listed/shards.json"
+check 2 "$sparda" data info "$work/listed"
+has err 'but shards.json beside it lists'
+printf '{' >"$work/listed/shards.json"
+check 0 "$sparda" data info "$work/listed" --json
+has err 'warning: .*the shards are opened without it'
+cmp "$work/out" "$work/info" || complain 'another description without the list'
+
+finish
