@@ -21,6 +21,11 @@ row 'portable kernels against the CPU backend' "$([ $? = 0 ] && echo pass || ech
 CUDA_FORCE_PTX_JIT=1 "$build/test_cuda_operations" --portable >"$out/ptx.log" 2>&1
 row 'portable kernels from PTX' "$([ $? = 0 ] && echo pass || echo FAIL)"
 
+"$build/test_cuda_golden" >"$out/golden.log" 2>&1
+row 'golden step within twice plain bf16' "$([ $? = 0 ] && echo pass || echo FAIL)"
+"$build/test_cuda_golden" --portable >>"$out/golden.log" 2>&1
+row 'the same by portable kernels' "$([ $? = 0 ] && echo pass || echo FAIL)"
+
 # The tiny model on both backends: the same samples, losses that agree to bf16.
 "$sparda" data synth --out "$work/corpus" --rows 200 --seq-len 1024 --seed 1 >"$out/train.log" 2>&1
 for run in cpu cuda cuda-again; do
