@@ -43,9 +43,9 @@ static sp_status open_window(const sp_flat_file *f, int64_t at, sp_buffer *b, wi
 
 // Drops `used` bytes and reads another piece behind the rest. False in *more at the file's end.
 static sp_status slide(window *w, int64_t used, bool *more) {
-    memmove(w->buffer->data, w->buffer->data + used, (size_t)(w->bytes - used));
     w->at += used;
     w->bytes -= used;
+    if (w->bytes) memmove(w->buffer->data, w->buffer->data + used, (size_t)w->bytes);
     SP_TRY(grow(w->buffer, w->bytes + PIECE));
     int64_t from = w->at + w->bytes, want = w->file_bytes - from;
     if (want > w->buffer->cap - w->bytes) want = w->buffer->cap - w->bytes;
