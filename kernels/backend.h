@@ -33,10 +33,12 @@ typedef struct sp_operations {
                       bool transpose);
     sp_status (*residual_add)(sp_tensor h, sp_tensor branch, float factor);
     sp_status (*swiglu)(sp_tensor gate_up, sp_tensor out);
+    sp_status (*cis)(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out);
+    // `bias`: data NULL if absent
     sp_status (*dense_attention)(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                 sp_tensor out);
+                                 sp_tensor bias, sp_tensor out);
     sp_status (*sparse_attention)(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                  sp_tensor lists, int64_t block, sp_tensor out);
+                                  sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out);
 
     sp_status (*compress_keys)(sp_tensor k, sp_grid g, int64_t j0, sp_tensor out);
     sp_status (*importance)(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_tensor c,
@@ -47,6 +49,10 @@ typedef struct sp_operations {
                               sp_tensor a, int64_t i0, int64_t nb, sp_tensor out);
     sp_status (*select_blocks)(const sp_selection *s, sp_grid deployed, int64_t kv_heads,
                                sp_tensor a, int64_t i0, int64_t nb, sp_tensor lists);
+    sp_status (*cis_blocks)(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor scores,
+                            sp_tensor order);
+    sp_status (*extend_lists)(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
+                              sp_tensor order, sp_tensor lists);
 
     sp_status (*kl)(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,
                     sp_tensor lists, sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p,

@@ -163,10 +163,10 @@ static sp_status run_swiglu(fixture *f) {
     return sp_swiglu(f->gate_up, f->act);
 }
 static sp_status run_dense(fixture *f) {
-    return sp_dense_attention(heads, f->q, 0, f->k, f->v, f->attn);
+    return sp_dense_attention(heads, f->q, 0, f->k, f->v, SP_NO_TENSOR, f->attn);
 }
 static sp_status run_sparse(fixture *f) {
-    return sp_sparse_attention(heads, f->q, 0, f->k, f->v, f->lists, BLOCK, f->attn);
+    return sp_sparse_attention(heads, f->q, 0, f->k, f->v, SP_NO_TENSOR, f->lists, BLOCK, f->attn);
 }
 static sp_status run_compress(fixture *f) {
     return sp_compress_keys(f->k, teacher, 0, f->kt);

@@ -117,8 +117,25 @@ sp_status sp_swiglu(sp_tensor gate_up, sp_tensor out) {
     return out.rows ? out.backend->ops->swiglu(gate_up, out) : SP_OK;
 }
 
+sp_status sp_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out) {
+    ARGUMENTS(TENSOR(v), TENSOR(delta), TENSOR(scale), TENSOR(out), NUMBER(heads.kv_heads),
+              NUMBER(heads.head_dim));
+    REQUIRE(heads_valid(heads) && is_stored(v) && is_stored(delta));
+    REQUIRE(scale.dtype == SP_F32 && out.dtype == SP_F32);
+    REQUIRE(v.cols == heads.kv_heads * heads.head_dim && delta.cols == v.cols);
+    REQUIRE(delta.rows == heads.kv_heads && scale.rows == 1 && scale.cols == heads.kv_heads);
+    REQUIRE(out.rows == heads.kv_heads && out.cols == v.rows);
+    return v.rows ? v.backend->ops->cis(heads, v, delta, scale, out) : SP_OK;
+}
+
+// An optional bias of attention over keys 0..n-1.
+static bool bias_valid(sp_tensor bias, sp_tensor q, sp_heads heads, int64_t n) {
+    return !bias.data || (bias.backend == q.backend && bias.dtype == SP_F32 &&
+                          bias.rows == heads.kv_heads && bias.cols >= n && bias.ld >= bias.cols);
+}
+
 sp_status sp_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                             sp_tensor out) {
+                             sp_tensor bias, sp_tensor out) {
     ARGUMENTS(TENSOR(q), TENSOR(k), TENSOR(v), TENSOR(out), NUMBER(q0), NUMBER(heads.q_heads),
               NUMBER(heads.kv_heads), NUMBER(heads.head_dim));
     REQUIRE(heads_valid(heads));
@@ -126,11 +143,12 @@ sp_status sp_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor 
     REQUIRE(q.cols == heads.q_heads * heads.head_dim && out.cols == q.cols && out.rows == q.rows);
     REQUIRE(k.cols == heads.kv_heads * heads.head_dim && v.cols == k.cols);
     REQUIRE(q0 >= 0 && k.rows >= q0 + q.rows && v.rows >= q0 + q.rows);
-    return q.rows ? q.backend->ops->dense_attention(heads, q, q0, k, v, out) : SP_OK;
+    REQUIRE(bias_valid(bias, q, heads, q0 + q.rows));
+    return q.rows ? q.backend->ops->dense_attention(heads, q, q0, k, v, bias, out) : SP_OK;
 }
 
 sp_status sp_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                              sp_tensor lists, int64_t block, sp_tensor out) {
+                              sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
     ARGUMENTS(TENSOR(q), TENSOR(k), TENSOR(v), TENSOR(lists), TENSOR(out), NUMBER(q0),
               NUMBER(block), NUMBER(heads.q_heads), NUMBER(heads.kv_heads), NUMBER(heads.head_dim));
     REQUIRE(heads_valid(heads) && block > 0);
@@ -139,7 +157,9 @@ sp_status sp_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor
     REQUIRE(k.cols == heads.kv_heads * heads.head_dim && v.cols == k.cols);
     REQUIRE(q0 >= 0 && k.rows >= q0 + q.rows && v.rows >= q0 + q.rows);
     REQUIRE(lists.dtype == SP_I32 && lists.rows == q.rows && lists.cols % heads.kv_heads == 0);
-    return q.rows ? q.backend->ops->sparse_attention(heads, q, q0, k, v, lists, block, out) : SP_OK;
+    REQUIRE(bias_valid(bias, q, heads, q0 + q.rows));
+    return q.rows ? q.backend->ops->sparse_attention(heads, q, q0, k, v, bias, lists, block, out)
+                  : SP_OK;
 }
 
 // ---- selection ----------------------------------------------------------------------------------
@@ -203,6 +223,32 @@ sp_status sp_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_h
     REQUIRE(i0 >= 0 && i0 + a.rows <= nb * s->block);
     return lists.rows ? lists.backend->ops->select_blocks(s, deployed, kv_heads, a, i0, nb, lists)
                       : SP_OK;
+}
+
+sp_status sp_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor scores,
+                        sp_tensor order) {
+    ARGUMENTS(TENSOR(cis), TENSOR(scores), TENSOR(order), NUMBER(block), NUMBER(deployed.kernel),
+              NUMBER(deployed.stride));
+    REQUIRE(grid_valid(deployed) && block > 0 && block % deployed.stride == 0);
+    REQUIRE(cis.dtype == SP_F32 && scores.dtype == SP_F32 && order.dtype == SP_I32);
+    REQUIRE(scores.rows == cis.rows && order.rows == cis.rows && order.cols == scores.cols);
+    REQUIRE(scores.cols == (cis.cols + block - 1) / block);
+    return cis.rows && cis.cols ? cis.backend->ops->cis_blocks(cis, deployed, block, scores, order)
+                                : SP_OK;
+}
+
+sp_status sp_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
+                          sp_tensor order, sp_tensor lists) {
+    ARGUMENTS(TENSOR(shortlist), TENSOR(order), TENSOR(lists), NUMBER(block), NUMBER(kv_heads),
+              NUMBER(i0));
+    REQUIRE(block > 0 && kv_heads > 0 && i0 >= 0);
+    REQUIRE(shortlist.dtype == SP_I32 && order.dtype == SP_I32 && lists.dtype == SP_I32);
+    REQUIRE(shortlist.rows == lists.rows && order.rows == kv_heads);
+    REQUIRE(shortlist.cols % kv_heads == 0 && lists.cols % kv_heads == 0);
+    REQUIRE(shortlist.cols <= lists.cols && i0 + lists.rows <= order.cols * block);
+    return lists.rows
+               ? lists.backend->ops->extend_lists(block, kv_heads, shortlist, i0, order, lists)
+               : SP_OK;
 }
 
 // ---- loss ---------------------------------------------------------------------------------------

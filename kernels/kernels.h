@@ -157,13 +157,22 @@ sp_status sp_rope(sp_tensor x, sp_tensor cos, sp_tensor sin, int64_t pos0, int64
 sp_status sp_residual_add(sp_tensor h, sp_tensor branch, float factor); // h += factor * branch
 // out[T,F] = silu(gate) * up, gate_up [T,2F] = gate | up.
 sp_status sp_swiglu(sp_tensor gate_up, sp_tensor out);
+// Query-independent importance of keys, NOSA's CIS (1.6): out[h,t] = scale[h] * ln(1 + e^x),
+// x = delta[h].v[t] over the values of all KV heads. v [T, Hkv*d] (not rotated), delta
+// [Hkv, Hkv*d], scale F32 [1, Hkv]; out F32 [Hkv, T].
+sp_status sp_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out);
+
+#define SP_NO_TENSOR ((sp_tensor){0}) // for an argument that may be absent
+
 // Causal attention over all keys: q [R,Hq*d] at positions q0.., k and v [>= q0+R, Hkv*d].
+// bias[h,j], F32 [Hkv, >= q0+R], is added to the scaled logit of key j in all heads of group h
+// (6.2); absent: nothing is.
 sp_status sp_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                             sp_tensor out);
-// Causal attention over listed blocks (6.1): lists I32 [R, Hkv*k], entries < 0 ignored, no block
+                             sp_tensor bias, sp_tensor out);
+// The same over listed blocks (6.1): lists I32 [R, Hkv*k], entries < 0 ignored, no block
 // twice; keys j <= q0+r of those blocks. A row without keys gives 0.
 sp_status sp_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                              sp_tensor lists, int64_t block, sp_tensor out);
+                              sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out);
 
 // ---- selection (training.md 3 to 5) -------------------------------------------------------------
 
@@ -200,6 +209,20 @@ sp_status sp_block_scores(const sp_selection *s, sp_grid deployed, int64_t kv_he
 // ones. lists I32 [R, Hkv*k].
 sp_status sp_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
                            int64_t i0, int64_t nb, sp_tensor lists);
+
+// The second stage of a selection in two stages (5.4): lists made by sp_select_blocks, of k1
+// blocks, are filled up to k by the blocks that matter most whatever the query.
+//
+// Blocks by their importance: the mean of cis [Hkv, T] over every complete window, pooled as
+// in 5.1. scores F32 [Hkv, nb], nb = ceil(T/B), -inf without a window; order I32 [Hkv, nb]: the
+// blocks by falling score, the lower index first among equals.
+sp_status sp_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor scores,
+                        sp_tensor order);
+// lists I32 [R, Hkv*k] of rows at positions i0..: what shortlist [R, Hkv*k1] holds and, in `order`,
+// up to k - k1 further blocks up to the query's own; ascending, then -1. A slot of the shortlist
+// that went to a block of the future stays lost.
+sp_status sp_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
+                          sp_tensor order, sp_tensor lists);
 
 // ---- loss (training.md 7) -----------------------------------------------------------------------
 

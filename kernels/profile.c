@@ -22,13 +22,16 @@
       (x, cosines, sines, pos0, head_dim, transpose))                                              \
     X(residual_add, (sp_tensor h, sp_tensor branch, float factor), (h, branch, factor))            \
     X(swiglu, (sp_tensor gate_up, sp_tensor out), (gate_up, out))                                  \
+    X(cis, (sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out),         \
+      (heads, v, delta, scale, out))                                                               \
     X(dense_attention,                                                                             \
-      (sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v, sp_tensor out),          \
-      (heads, q, q0, k, v, out))                                                                   \
+      (sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v, sp_tensor bias,          \
+       sp_tensor out),                                                                             \
+      (heads, q, q0, k, v, bias, out))                                                             \
     X(sparse_attention,                                                                            \
-      (sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v, sp_tensor lists,         \
-       int64_t block, sp_tensor out),                                                              \
-      (heads, q, q0, k, v, lists, block, out))                                                     \
+      (sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v, sp_tensor bias,          \
+       sp_tensor lists, int64_t block, sp_tensor out),                                             \
+      (heads, q, q0, k, v, bias, lists, block, out))                                               \
     X(compress_keys, (sp_tensor k, sp_grid g, int64_t j0, sp_tensor out), (k, g, j0, out))         \
     X(importance,                                                                                  \
       (const sp_importance_args *a, sp_tensor q, int64_t i0, sp_tensor c, sp_tensor out),          \
@@ -45,6 +48,13 @@
       (const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a, int64_t i0,         \
        int64_t nb, sp_tensor lists),                                                               \
       (s, deployed, kv_heads, a, i0, nb, lists))                                                   \
+    X(cis_blocks,                                                                                  \
+      (sp_tensor cis_of_keys, sp_grid deployed, int64_t block, sp_tensor scores, sp_tensor order), \
+      (cis_of_keys, deployed, block, scores, order))                                               \
+    X(extend_lists,                                                                                \
+      (int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0, sp_tensor order,          \
+       sp_tensor lists),                                                                           \
+      (block, kv_heads, shortlist, i0, order, lists))                                              \
     X(kl,                                                                                          \
       (const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a, sp_tensor lists,    \
        sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p, const sp_tensor *dz),         \

@@ -257,9 +257,10 @@ static sp_status prefill_layer(prefill *p, int64_t layer) {
     sp_tensor q = sp_workspace_q(p->m, w, p->T), k = sp_workspace_k(p->m, w, p->T);
     sp_tensor v = sp_workspace_v(p->m, w, p->T), attn = sp_tensor_rows(w->attn, 0, p->T);
     if (p->lists.data)
-        SP_TRY(sp_sparse_attention(d->heads, q, 0, k, v, p->lists, p->a->selection.block, attn));
+        SP_TRY(sp_sparse_attention(d->heads, q, 0, k, v, SP_NO_TENSOR, p->lists,
+                                   p->a->selection.block, attn));
     else
-        SP_TRY(sp_dense_attention(d->heads, q, 0, k, v, attn));
+        SP_TRY(sp_dense_attention(d->heads, q, 0, k, v, SP_NO_TENSOR, attn));
     SP_TRY(sp_forward_tail(p->m, w, layer, p->T));
     return SP_OK;
 }

@@ -23,8 +23,8 @@ static bool listed(const int32_t *list, int64_t slots, int64_t b) {
 }
 
 void ref_attention(sp_heads h, const float *q, int64_t R, int64_t q0, const float *k,
-                   const float *v, const int32_t *lists, int64_t slots, int64_t block,
-                   double *out) {
+                   const float *v, const float *bias, const int32_t *lists, int64_t slots,
+                   int64_t block, double *out) {
     int64_t d = h.head_dim, G = h.q_heads / h.kv_heads;
     double *z = allocate(q0 + R, sizeof *z);
     for (int64_t r = 0; r < R; r++)
@@ -34,7 +34,8 @@ void ref_attention(sp_heads h, const float *q, int64_t R, int64_t q0, const floa
             for (int64_t j = 0; j <= q0 + r; j++) {
                 bool in = !lists || listed(lists + (r * h.kv_heads + kv) * slots, slots, j / block);
                 z[j] = in ? dot(q + (r * h.q_heads + a) * d, k + (j * h.kv_heads + kv) * d, d) /
-                                sqrt((double)d)
+                                    sqrt((double)d) +
+                                (bias ? (double)bias[kv * (q0 + R) + j] : 0)
                           : -INFINITY;
                 if (z[j] > max) max = z[j];
             }
@@ -111,15 +112,29 @@ void ref_block_scores(const sp_selection *s, sp_grid g, const float *a, int64_t 
     }
 }
 
+static int64_t rank(const double *scores, int64_t nb, int64_t b) {
+    int64_t before = 0;
+    for (int64_t o = 0; o < nb; o++)
+        before += scores[o] > scores[b] || (scores[o] == scores[b] && o < b);
+    return before;
+}
+
 void ref_select(const sp_selection *s, const double *scores, int64_t i, int64_t nb, int32_t *list) {
     int64_t qb = i / s->block, n = 0;
-    for (int64_t b = 0; b < nb; b++) { // taken if fewer than k blocks stand before it
-        int64_t before = 0;
-        for (int64_t o = 0; o < nb; o++)
-            before += scores[o] > scores[b] || (scores[o] == scores[b] && o < b);
-        if (before < s->topk && b <= qb) list[n++] = (int32_t)b;
-    }
+    for (int64_t b = 0; b < nb; b++) // taken if fewer than k blocks stand before it
+        if (rank(scores, nb, b) < s->topk && b <= qb) list[n++] = (int32_t)b;
     while (n < s->topk) list[n++] = -1;
+}
+
+void ref_select_twice(const sp_selection *s, int64_t k1, const double *qk, const double *cis,
+                      int64_t i, int64_t nb, int32_t *list) {
+    double *second = allocate(nb, sizeof *second);
+    for (int64_t b = 0; b < nb; b++) {
+        second[b] = b > i / s->block ? -INFINITY : cis[b];
+        if (rank(qk, nb, b) < k1) second[b] = INFINITY;
+    }
+    ref_select(s, second, i, nb, list);
+    free(second);
 }
 
 double ref_kl_row(const sp_selection *s, sp_grid g, const double *z, const float *a, int64_t n_d,

@@ -42,6 +42,7 @@ static void slow_version(sp_backend *be) {
         float *qv = test_values(&seed, R * qw, -x->spread, x->spread);
         float *kv = test_values(&seed, x->T * kw, -x->spread, x->spread);
         float *vv = test_values(&seed, x->T * kw, -1, 1);
+        float *bv = test_values(&seed, Hkv * x->T, 0, 4);
         int32_t *lv = malloc((size_t)(R * Hkv * x->slots + 1) * sizeof *lv);
         for (int64_t r = 0; r < R * Hkv; r++)
             random_list(&seed, lv + r * x->slots, x->slots, (x->T + x->block - 1) / x->block);
@@ -50,24 +51,28 @@ static void slow_version(sp_backend *be) {
         test_guarded q = test_input(be, qv, R, qw), k = test_input(be, kv, x->T, kw);
         test_guarded v = test_input(be, vv, x->T, kw),
                      l = test_input_i32(be, lv, R, Hkv * x->slots);
-        for (int sparse = 0; sparse < 2; sparse++) {
+        test_guarded b = test_input(be, bv, Hkv, x->T);
+        for (int form = 0; form < 4; form++) {
+            bool sparse = form & 1, biased = form & 2;
             test_guarded out = test_output(be, R, qw);
+            sp_tensor bias = biased ? b.t : SP_NO_TENSOR;
             if (sparse)
-                assert_ok(
-                    sp_sparse_attention(x->heads, q.t, x->q0, k.t, v.t, l.t, x->block, out.t));
+                assert_ok(sp_sparse_attention(x->heads, q.t, x->q0, k.t, v.t, bias, l.t, x->block,
+                                              out.t));
             else
-                assert_ok(sp_dense_attention(x->heads, q.t, x->q0, k.t, v.t, out.t));
-            ref_attention(x->heads, qv, R, x->q0, kv, vv, sparse ? lv : NULL, x->slots, x->block,
-                          exact);
+                assert_ok(sp_dense_attention(x->heads, q.t, x->q0, k.t, v.t, bias, out.t));
+            ref_attention(x->heads, qv, R, x->q0, kv, vv, biased ? bv : NULL, sparse ? lv : NULL,
+                          x->slots, x->block, exact);
             for (int64_t i = 0; i < R * qw; i++) want[i] = (float)exact[i];
             float *got = test_take(&out, sparse ? "sparse" : "dense");
             double error = test_rel_error(got, want, R * qw);
             if (!(error < (x->spread > 1 ? 3e-5 : 2e-6)))
-                fail_msg("%s, shape %d: error %g", sparse ? "sparse" : "dense", (int)s, error);
+                fail_msg("%s%s, shape %d: error %g", sparse ? "sparse" : "dense",
+                         biased ? " with a bias" : "", (int)s, error);
             free(got);
         }
-        test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l);
-        free(qv), free(kv), free(vv), free(lv), free(exact), free(want);
+        test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l), test_drop(&b);
+        free(qv), free(kv), free(vv), free(bv), free(lv), free(exact), free(want);
     }
 }
 
@@ -81,7 +86,7 @@ static void example(void **state) {
     json_t *x = test_example("sparse_attention");
     float *qv = test_floats(x, "Q", 32), *kv = test_floats(x, "K", 16),
           *vv = test_floats(x, "V", 16);
-    float *want = test_floats(x, "out", 32);
+    float *bv = test_floats(x, "cis", 8);
     int32_t lists[8 * 3];
     json_t *sel = json_array_get(json_object_get(x, "sel"), 0);
     for (size_t r = 0; r < 8; r++)
@@ -92,12 +97,18 @@ static void example(void **state) {
     sp_backend *be = test_backend();
     test_guarded q = test_input(be, qv, 8, 4), k = test_input(be, kv, 8, 2),
                  v = test_input(be, vv, 8, 2);
-    test_guarded l = test_input_i32(be, lists, 8, 3), out = test_output(be, 8, 4);
-    assert_ok(sp_sparse_attention((sp_heads){2, 1, 2}, q.t, 0, k.t, v.t, l.t, 2, out.t));
-    float *got = test_take(&out, "example");
-    assert_close("sparse_attention", got, want, 32, 1e-6);
-    test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l);
-    free(qv), free(kv), free(vv), free(want), free(got);
+    test_guarded l = test_input_i32(be, lists, 8, 3), b = test_input(be, bv, 1, 8);
+    for (int biased = 0; biased < 2; biased++) {
+        test_guarded out = test_output(be, 8, 4);
+        assert_ok(sp_sparse_attention((sp_heads){2, 1, 2}, q.t, 0, k.t, v.t,
+                                      biased ? b.t : SP_NO_TENSOR, l.t, 2, out.t));
+        float *got = test_take(&out, "example");
+        float *want = test_floats(x, biased ? "out_nosa" : "out", 32);
+        assert_close(biased ? "with a bias" : "without", got, want, 32, 1e-6);
+        free(want), free(got);
+    }
+    test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l), test_drop(&b);
+    free(qv), free(kv), free(vv), free(bv);
 }
 
 static void golden_layers(void **state) {
@@ -112,7 +123,8 @@ static void golden_layers(void **state) {
         test_guarded v = test_golden(be, "forward", names[n][2], T, 0, T, 128);
         test_guarded l = test_input_i32(be, lists + 3 * n * T * 20, T, 20);
         test_guarded out = test_output(be, T, 512);
-        assert_ok(sp_sparse_attention((sp_heads){8, 2, 64}, q.t, 0, k.t, v.t, l.t, 16, out.t));
+        assert_ok(sp_sparse_attention((sp_heads){8, 2, 64}, q.t, 0, k.t, v.t, SP_NO_TENSOR, l.t, 16,
+                                      out.t));
         float *got = test_take(&out, "attn"), *want = golden_f32("forward", names[n][3], T * 512);
         assert_close(names[n][3], got, want, T * 512, 1e-5);
         test_drop(&q), test_drop(&k), test_drop(&v), test_drop(&l);
@@ -135,13 +147,15 @@ static void all_blocks_and_tiles(void **state) {
     test_guarded l = test_input_i32(be, lists, T, 2 * NB);
     test_guarded dense = test_output(be, T, 512), parts = test_output(be, T, 512);
     test_guarded sparse = test_output(be, T, 512), sparse_parts = test_output(be, T, 512);
-    assert_ok(sp_dense_attention(heads, q.t, 0, k.t, k.t, dense.t));
-    assert_ok(sp_sparse_attention(heads, q.t, 0, k.t, k.t, l.t, 16, sparse.t));
+    assert_ok(sp_dense_attention(heads, q.t, 0, k.t, k.t, SP_NO_TENSOR, dense.t));
+    assert_ok(sp_sparse_attention(heads, q.t, 0, k.t, k.t, SP_NO_TENSOR, l.t, 16, sparse.t));
     for (int64_t i = 0, n; i < T; i += n) {
         n = i + 37 < T ? 37 : T - i;
         sp_tensor qi = sp_tensor_rows(q.t, i, n);
-        assert_ok(sp_dense_attention(heads, qi, i, k.t, k.t, sp_tensor_rows(parts.t, i, n)));
-        assert_ok(sp_sparse_attention(heads, qi, i, k.t, k.t, sp_tensor_rows(l.t, i, n), 16,
+        assert_ok(sp_dense_attention(heads, qi, i, k.t, k.t, SP_NO_TENSOR,
+                                     sp_tensor_rows(parts.t, i, n)));
+        assert_ok(sp_sparse_attention(heads, qi, i, k.t, k.t, SP_NO_TENSOR,
+                                      sp_tensor_rows(l.t, i, n), 16,
                                       sp_tensor_rows(sparse_parts.t, i, n)));
     }
     float *d = test_take(&dense, "dense"), *dp = test_take(&parts, "parts");

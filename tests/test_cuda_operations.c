@@ -171,6 +171,33 @@ static int64_t rows_of_different_lists(pair lists) {
     return different;
 }
 
+// NOSA's importance of the keys (returned), and the lists that follow `shortlist` from it.
+static pair second_stage(const shape *c, pair v, pair shortlist) {
+    int64_t Hkv = c->heads.kv_heads, kv_cols = Hkv * c->heads.head_dim;
+    int64_t nb = (c->T + c->s.block - 1) / c->s.block, k = c->s.topk + 3;
+    pair delta = random_pair(SP_BF16, Hkv, kv_cols, 0.1f), scale = random_pair(SP_F32, 1, Hkv, 1);
+    pair cis = make(SP_F32, Hkv, c->T), scores = make(SP_F32, Hkv, nb);
+    pair order = make(SP_I32, Hkv, nb), lists = make(SP_I32, shortlist.on_cpu.rows, Hkv * k);
+    assert_ok(sp_cis(c->heads, v.on_cpu, delta.on_cpu, scale.on_cpu, cis.on_cpu));
+    assert_ok(sp_cis(c->heads, v.on_gpu, delta.on_gpu, scale.on_gpu, cis.on_gpu));
+    compare(cis, "cis", 2e-6);
+    float *same = malloc((size_t)cis.n * sizeof *same);
+    assert_ok(sp_download(cis.on_gpu, same)); // the same on both sides from here on
+    assert_ok(sp_upload(cis.on_cpu, same));
+    free(same);
+    assert_ok(sp_cis_blocks(cis.on_cpu, c->deployed, c->s.block, scores.on_cpu, order.on_cpu));
+    assert_ok(sp_cis_blocks(cis.on_gpu, c->deployed, c->s.block, scores.on_gpu, order.on_gpu));
+    compare(scores, "cis_blocks", 1e-6);
+    assert_int_equal(rows_of_different_lists(order), 0);
+    assert_ok(
+        sp_extend_lists(c->s.block, Hkv, shortlist.on_cpu, c->i0, order.on_cpu, lists.on_cpu));
+    assert_ok(
+        sp_extend_lists(c->s.block, Hkv, shortlist.on_gpu, c->i0, order.on_gpu, lists.on_gpu));
+    assert_int_equal(rows_of_different_lists(lists), 0);
+    drop(&delta), drop(&scale), drop(&scores), drop(&order), drop(&lists);
+    return cis;
+}
+
 static void method(const shape *c) {
     int64_t R = c->T - c->i0, d = c->heads.head_dim, q_cols = c->heads.q_heads * d;
     int64_t kv_cols = c->heads.kv_heads * d, nb = (c->T + c->s.block - 1) / c->s.block;
@@ -245,19 +272,26 @@ static void method(const shape *c) {
                 compare(df, "kl df, no probes", 8e-3);
                 drop(&loss), drop(&df), drop(&sp), drop(&dz);
             }
+            pair cis = second_stage(c, v, lists);
             pair attn = make(SP_BF16, R, q_cols);
-            assert_ok(sp_sparse_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu,
-                                          lists.on_cpu, c->s.block, attn.on_cpu));
-            assert_ok(sp_sparse_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu,
-                                          lists.on_gpu, c->s.block, attn.on_gpu));
-            compare(attn, "sparse_attention", 6e-3); // probabilities are rounded to bf16 too
-            assert_ok(sp_fill(attn.on_gpu, NAN));
-            assert_ok(
-                sp_dense_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu, attn.on_cpu));
-            assert_ok(
-                sp_dense_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu, attn.on_gpu));
-            compare(attn, "dense_attention", 6e-3);
-            drop(&attn), drop(&scores), drop(&lists);
+            for (int biased = 0; biased < 2; biased++) {
+                sp_tensor cpu_bias = biased ? cis.on_cpu : SP_NO_TENSOR;
+                sp_tensor gpu_bias = biased ? cis.on_gpu : SP_NO_TENSOR;
+                assert_ok(sp_fill(attn.on_gpu, NAN));
+                assert_ok(sp_sparse_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu,
+                                              cpu_bias, lists.on_cpu, c->s.block, attn.on_cpu));
+                assert_ok(sp_sparse_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu,
+                                              gpu_bias, lists.on_gpu, c->s.block, attn.on_gpu));
+                // probabilities are rounded to bf16 too
+                compare(attn, biased ? "sparse_attention, bias" : "sparse_attention", 6e-3);
+                assert_ok(sp_fill(attn.on_gpu, NAN));
+                assert_ok(sp_dense_attention(c->heads, q.on_cpu, c->i0, k.on_cpu, v.on_cpu,
+                                             cpu_bias, attn.on_cpu));
+                assert_ok(sp_dense_attention(c->heads, q.on_gpu, c->i0, k.on_gpu, v.on_gpu,
+                                             gpu_bias, attn.on_gpu));
+                compare(attn, biased ? "dense_attention, bias" : "dense_attention", 6e-3);
+            }
+            drop(&attn), drop(&scores), drop(&lists), drop(&cis);
         }
         drop(&imp);
     }

@@ -82,6 +82,16 @@ static outputs run_all(const char *blas, int threads) {
     keep(&out, "block_scores", scores);
     assert_ok(sp_select_blocks(&selection, deployed, HKV, a, 0, NB, lists));
     keep(&out, "select_blocks", lists);
+    sp_tensor cis = tensor(be, HKV, T, NULL), of_block = tensor(be, HKV, NB, NULL), order, longer;
+    sp_tensor delta = tensor(be, HKV, HKV * d, &seed), scale = tensor(be, 1, HKV, &seed);
+    assert_ok(sp_tensor_alloc(be, SP_I32, HKV, NB, "order", &order));
+    assert_ok(sp_tensor_alloc(be, SP_I32, T, HKV * (K + 2), "longer lists", &longer));
+    assert_ok(sp_cis(heads, v, delta, scale, cis));
+    keep(&out, "cis", cis);
+    assert_ok(sp_cis_blocks(cis, deployed, 16, of_block, order));
+    keep(&out, "cis_blocks", of_block);
+    assert_ok(sp_extend_lists(16, HKV, lists, 0, order, longer));
+    keep(&out, "extend_lists", longer);
     sp_tensor f = tensor(be, T, HKV * d, &seed), raw = tensor(be, T, HKV * N_D, NULL);
     assert_ok(sp_forecast_scores(heads, deployed, SP_SEES_COMPLETE, f, 0, kd, raw));
     keep(&out, "forecast_scores", raw);
@@ -91,9 +101,9 @@ static outputs run_all(const char *blas, int threads) {
     keep(&out, "kl row_loss", loss);
     keep(&out, "kl df", df);
     sp_tensor attention = tensor(be, T, HQ * d, NULL);
-    assert_ok(sp_sparse_attention(heads, q, 0, k, v, lists, 16, attention));
+    assert_ok(sp_sparse_attention(heads, q, 0, k, v, cis, lists, 16, attention));
     keep(&out, "sparse_attention", attention);
-    assert_ok(sp_dense_attention(heads, q, 0, k, v, attention));
+    assert_ok(sp_dense_attention(heads, q, 0, k, v, cis, attention));
     keep(&out, "dense_attention", attention);
     sp_tensor gate_up = tensor(be, T, 2 * F, &seed), act = tensor(be, T, F, NULL);
     assert_ok(sp_swiglu(gate_up, act));
@@ -113,9 +123,10 @@ static outputs run_all(const char *blas, int threads) {
     sp_adamw_args adamw = {1e-2f, 0.9f, 0.95f, 1e-6f, 0.01f, 0.5f, 1};
     assert_ok(sp_adamw(&adamw, weight, m1, m2, g));
     keep(&out, "adamw", weight);
-    sp_tensor *all[] = {&tokens, &lists,     &table,   &x,   &norm,   &w,      &qkv, &cos,
-                        &sin,    &kd,        &kt,      &a,   &scores, &f,      &raw, &loss,
-                        &df,     &attention, &gate_up, &act, &g,      &weight, &m1,  &m2};
+    sp_tensor *all[] = {&tokens, &lists,     &table,   &x,      &norm,   &w,      &qkv, &cos,
+                        &sin,    &kd,        &kt,      &a,      &scores, &f,      &raw, &loss,
+                        &df,     &attention, &gate_up, &act,    &g,      &weight, &m1,  &m2,
+                        &cis,    &of_block,  &order,   &longer, &delta,  &scale};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) sp_tensor_free(all[i]);
     sp_backend_close(be);
     return out;
@@ -126,7 +137,7 @@ static void same_bits(void **state) {
     const char *libraries[] = {"openblas", "onednn"};
     for (int l = 0; l < 1 + SPARDA_HAVE_ONEDNN; l++) {
         outputs one = run_all(libraries[l], 1);
-        assert_int_equal(one.n, 19);
+        assert_int_equal(one.n, 22);
         for (int threads = 2; threads < 5; threads++) {
             outputs many = run_all(libraries[l], threads);
             for (int i = 0; i < one.n; i++) {

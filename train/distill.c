@@ -369,8 +369,9 @@ static sp_status pass_layer(pass *p, int64_t layer) {
     if (last) return SP_OK;
     sp_phase_begin(be, "attention, MLP");
     SP_TRY(sp_sparse_attention(*heads, sp_workspace_q(m, &d->w, T), 0, sp_workspace_k(m, &d->w, T),
-                               sp_workspace_v(m, &d->w, T), sp_tensor_rows(d->lists, 0, T),
-                               p->selection.block, sp_tensor_rows(d->w.attn, 0, T)));
+                               sp_workspace_v(m, &d->w, T), SP_NO_TENSOR,
+                               sp_tensor_rows(d->lists, 0, T), p->selection.block,
+                               sp_tensor_rows(d->w.attn, 0, T)));
     SP_TRY(sp_forward_tail(m, &d->w, layer, T));
     sp_phase_end(be);
     return SP_OK;

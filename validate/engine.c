@@ -166,8 +166,8 @@ static sp_status attend(sp_engine *e, int64_t l, sp_tensor q, int64_t row0, int6
     sp_tensor out = sp_tensor_rows(e->w.attn, row0, n - row0);
     q = sp_tensor_rows(q, row0, n - row0);
     if (e->run.selector == SP_SELECT_DENSE)
-        return sp_dense_attention(heads, q, e->tokens + row0, k, v, out);
-    return sp_sparse_attention(heads, q, e->tokens + row0, k, v,
+        return sp_dense_attention(heads, q, e->tokens + row0, k, v, SP_NO_TENSOR, out);
+    return sp_sparse_attention(heads, q, e->tokens + row0, k, v, SP_NO_TENSOR,
                                sp_tensor_rows(e->lists, row0, n - row0), e->select.selection.block,
                                out);
 }

@@ -44,10 +44,11 @@ sp_status sp_cpu_rope(sp_tensor x, sp_tensor cos, sp_tensor sin, int64_t pos0, i
                       bool transpose);
 sp_status sp_cpu_residual_add(sp_tensor h, sp_tensor branch, float factor);
 sp_status sp_cpu_swiglu(sp_tensor gate_up, sp_tensor out);
+sp_status sp_cpu_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out);
 sp_status sp_cpu_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                 sp_tensor out);
+                                 sp_tensor bias, sp_tensor out);
 sp_status sp_cpu_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                  sp_tensor lists, int64_t block, sp_tensor out);
+                                  sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out);
 sp_status sp_cpu_compress_keys(sp_tensor k, sp_grid g, int64_t j0, sp_tensor out);
 sp_status sp_cpu_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_tensor c,
                             sp_tensor out);
@@ -57,6 +58,10 @@ sp_status sp_cpu_block_scores(const sp_selection *s, sp_grid deployed, int64_t k
                               sp_tensor a, int64_t i0, int64_t nb, sp_tensor out);
 sp_status sp_cpu_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads,
                                sp_tensor a, int64_t i0, int64_t nb, sp_tensor lists);
+sp_status sp_cpu_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor scores,
+                            sp_tensor order);
+sp_status sp_cpu_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
+                              sp_tensor order, sp_tensor lists);
 sp_status sp_cpu_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,
                     sp_tensor lists, sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p,
                     const sp_tensor *dz);

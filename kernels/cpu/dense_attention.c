@@ -10,7 +10,7 @@
 enum { CHUNK = 128 }; // keys
 
 sp_status sp_cpu_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                 sp_tensor out) {
+                                 sp_tensor bias, sp_tensor out) {
     sp_cpu *cpu = sp_cpu_of(q);
     const sp_vector *vec = cpu->vec;
     const int64_t d = heads.head_dim, Hkv = heads.kv_heads, G = heads.q_heads / Hkv;
@@ -38,6 +38,9 @@ sp_status sp_cpu_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_ten
             for (int64_t g = 0; g < G; g++) {
                 vec->gemm(n, L, d, sp_row_f32(k, j0) + h * d, k.ld, 1, qt + g * d * L, L, s, L,
                           false);
+                if (bias.data)
+                    for (int64_t j = 0; j < n; j++)
+                        for (int64_t l = 0; l < L; l++) s[j * L + l] += sp_row_f32(bias, h)[j0 + j];
                 vec->online_columns(s, n, visible, max + g * L, sum + g * L, rescale);
                 vec->scale_columns(sum_v + g * d * L, d, rescale);
                 vec->gemm(d, L, n, sp_row_f32(v, j0) + h * d, 1, v.ld, s, L, sum_v + g * d * L, L,

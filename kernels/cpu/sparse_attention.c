@@ -1,4 +1,4 @@
-// Causal attention over listed blocks (training.md 6.1).
+// Causal attention over listed blocks (training.md 6.1, 6.2).
 //
 // Rows have lists of their own, so here the lanes of a vector are keys, then value components, and
 // the G heads of a group share every load of K and V. Keys are transposed once a call, block by
@@ -20,7 +20,7 @@ static void transpose_block(sp_tensor k, int64_t h, int64_t d, int64_t j0, int64
 }
 
 sp_status sp_cpu_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                                  sp_tensor lists, int64_t block, sp_tensor out) {
+                                  sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
     sp_cpu *cpu = sp_cpu_of(q);
     const sp_vector *vec = cpu->vec;
     const int64_t d = heads.head_dim, Hkv = heads.kv_heads, G = heads.q_heads / Hkv, B = block;
@@ -53,6 +53,11 @@ sp_status sp_cpu_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_te
                 if (b < 0 || seen <= 0) continue;
                 float *sb = s + used++ * P;
                 vec->gemm(G, P, d, qs, d, 1, kt + (h * nb + b) * d * P, P, sb, lds, false);
+                if (bias.data) {
+                    const float *of_key = sp_row_f32(bias, h) + b * B;
+                    for (int64_t g = 0; g < G; g++)
+                        for (int64_t j = 0; j < sp_min(seen, B); j++) sb[g * lds + j] += of_key[j];
+                }
                 for (int64_t g = 0; g < G; g++)
                     for (int64_t j = sp_min(seen, B); j < P; j++) sb[g * lds + j] = -INFINITY;
             }

@@ -12,12 +12,13 @@ namespace attention {
 
 enum { THREADS = 128, MAX_GROUP = 16, MAX_DIM = 256 };
 
-// lists NULL: every block up to the query's own.
+// lists NULL: every block up to the query's own; bias NULL: none.
 template <int GROUP>
 __global__ void __launch_bounds__(THREADS)
     kernel(int group, int d, float scale, const bf16 *q, int64_t q_ld, int64_t q0, const bf16 *k,
-           int64_t k_ld, const bf16 *v, int64_t v_ld, const int32_t *lists, int64_t lists_ld,
-           int list_length, int64_t block, bf16 *out, int64_t out_ld) {
+           int64_t k_ld, const bf16 *v, int64_t v_ld, const float *bias, int64_t bias_ld,
+           const int32_t *lists, int64_t lists_ld, int list_length, int64_t block, bf16 *out,
+           int64_t out_ld) {
     __shared__ float logits[GROUP][THREADS], query[GROUP][MAX_DIM];
     __shared__ float top[GROUP], total[GROUP], rescale[GROUP];
     int64_t r = blockIdx.x, h = blockIdx.y, i = q0 + r;
@@ -45,8 +46,10 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int a = 0; a < GROUP; a++) z[a] += query[a][x] * key;
             }
+        float of_key = bias && visible ? bias[h * bias_ld + j] : 0;
 #pragma unroll
-        for (int a = 0; a < GROUP; a++) logits[a][threadIdx.x] = visible ? z[a] : -INFINITY;
+        for (int a = 0; a < GROUP; a++)
+            logits[a][threadIdx.x] = visible ? z[a] + of_key : -INFINITY;
         __syncthreads();
         for (int a = threadIdx.x / 32; a < group; a += THREADS / 32) { // a warp per head
             float m = -INFINITY;
@@ -107,7 +110,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 inline sp_status run(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                     const sp_tensor *lists, int64_t block, sp_tensor out) {
+                     sp_tensor bias, const sp_tensor *lists, int64_t block, sp_tensor out) {
     SP_TRY(sp_cuda_attention_supported(heads));
     int group = (int)(heads.q_heads / heads.kv_heads), d = (int)heads.head_dim;
     auto launch = group <= 1   ? kernel<1>
@@ -116,7 +119,7 @@ inline sp_status run(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_ten
                                : kernel<16>;
     launch<<<dim3((unsigned)q.rows, (unsigned)heads.kv_heads), THREADS, 0, c->stream>>>(
         group, d, (float)(1 / sqrt((double)d)), (const bf16 *)q.data, q.ld, q0,
-        (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld,
+        (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld, (const float *)bias.data, bias.ld,
         lists ? (const int32_t *)lists->data : NULL, lists ? lists->ld : 0,
         lists ? (int)(lists->cols / heads.kv_heads) : 0, block, (bf16 *)out.data, out.ld);
     LAUNCHED("attention", "%lld rows, %lld/%lld heads of %d", (long long)q.rows,

@@ -97,10 +97,11 @@ OP sp_cuda_rope(sp_tensor x, sp_tensor cos, sp_tensor sin, int64_t pos0, int64_t
                 bool transpose);
 OP sp_cuda_residual_add(sp_tensor h, sp_tensor branch, float factor);
 OP sp_cuda_swiglu(sp_tensor gate_up, sp_tensor out);
+OP sp_cuda_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out);
 OP sp_cuda_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                           sp_tensor out);
+                           sp_tensor bias, sp_tensor out);
 OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                            sp_tensor lists, int64_t block, sp_tensor out);
+                            sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out);
 OP sp_cuda_compress_keys(sp_tensor k, sp_grid g, int64_t j0, sp_tensor out);
 OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_tensor c,
                       sp_tensor out);
@@ -110,6 +111,10 @@ OP sp_cuda_block_scores(const sp_selection *s, sp_grid deployed, int64_t kv_head
                         int64_t i0, int64_t nb, sp_tensor out);
 OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
                          int64_t i0, int64_t nb, sp_tensor lists);
+OP sp_cuda_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor scores,
+                      sp_tensor order);
+OP sp_cuda_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
+                        sp_tensor order, sp_tensor lists);
 OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,
               sp_tensor lists, sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p,
               const sp_tensor *dz);

@@ -11,6 +11,6 @@ sp_status sp_cuda_attention_supported(sp_heads heads) {
 }
 
 OP sp_cuda_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                           sp_tensor out) {
-    return attention::run(sp_cuda_of(q), heads, q, q0, k, v, NULL, 1, out);
+                           sp_tensor bias, sp_tensor out) {
+    return attention::run(sp_cuda_of(q), heads, q, q0, k, v, bias, NULL, 1, out);
 }

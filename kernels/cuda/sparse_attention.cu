@@ -1,4 +1,4 @@
-// Block-sparse attention (training.md 6.1). Blocks of 64 keys: the kernels with matrix products of
+// Block-sparse attention (training.md 6.1, 6.2). Blocks of 64 keys: the kernels with matrix products of
 // sparse_attention_sm90.cuh on Hopper, of sparse_attention_sm80.cuh elsewhere. Other blocks:
 // attention.cuh.
 #include "kernels/cuda/attention.cuh"
@@ -25,18 +25,21 @@ static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries,
                     (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
 }
 
-// The unions of the lists of every W * (64/G) queries, in scratch; fills all of `p`.
+// The unions of the lists of every W * (64/G) queries and the bias, in scratch; fills all of `p`.
 template <int W>
-static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor lists,
-                       sp_tensor out, Params *p) {
+static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor bias,
+                       sp_tensor lists, sp_tensor out, Params *p) {
     int G = (int)(heads.q_heads / heads.kv_heads), per = 64 / G, queries = per * W;
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
     int capacity = (int)(queries * listed < nb ? queries * listed : nb);
     int64_t groups = ceil_div(q.rows, queries), at = groups * heads.kv_heads;
+    int64_t keys = bias.data ? nb * 64 : 0; // of the bias, a row a KV head
     void *scratch;
-    SP_TRY(sp_cuda_scratch(c, at * (capacity * (int64_t)sizeof(Entry) + 4), "unions of block lists",
-                           &scratch));
-    Entry *entries = (Entry *)scratch;
+    SP_TRY(sp_cuda_scratch(
+        c, 4 * keys * heads.kv_heads + at * (capacity * (int64_t)sizeof(Entry) + 4),
+        "unions of block lists", &scratch));
+    float *of_keys = (float *)scratch;
+    Entry *entries = (Entry *)(of_keys + keys * heads.kv_heads);
     int *counts = (int *)(entries + at * capacity);
     size_t shared = (size_t)nb * 4;
     CUDA_TRY(cudaFuncSetAttribute(sparse::union_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -46,6 +49,12 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
                                                 (int)q.rows, queries, (int)nb, capacity, entries,
                                                 counts);
     LAUNCHED("union_kernel", "%lld rows, %lld blocks", (long long)q.rows, (long long)nb);
+    if (keys) {
+        sparse::bias_kernel<<<dim3((unsigned)ceil_div(keys, 256), (unsigned)heads.kv_heads), 256, 0,
+                              c->stream>>>((const float *)bias.data, bias.ld, q0 + q.rows,
+                                           (float)sqrt((double)heads.head_dim), of_keys, keys);
+        LAUNCHED("bias_kernel", "%lld keys", (long long)keys);
+    }
     *p = {.q0 = q0,
           .rows = (int)q.rows,
           .group = G,
@@ -55,6 +64,8 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
           .entries = entries,
           .counts = counts,
           .capacity = capacity,
+          .bias = keys ? of_keys : NULL,
+          .bias_ld = keys,
           .out = (bf16 *)out.data,
           .out_ld = out.ld};
     return SP_OK;
@@ -64,19 +75,19 @@ static dim3 grid_of(const Params &p, int warpgroups) {
     return dim3((unsigned)ceil_div(p.rows, p.per_warpgroup * warpgroups), (unsigned)p.kv_heads);
 }
 
-template <int D, int W>
+template <int D, int W, bool BIASED>
 static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
-                             sp_tensor v, sp_tensor lists, sp_tensor out) {
+                             sp_tensor v, sp_tensor bias, sp_tensor lists, sp_tensor out) {
     Params p;
-    SP_TRY(unite<W>(c, heads, q, q0, lists, out, &p));
+    SP_TRY(unite<W>(c, heads, q, q0, bias, lists, out, &p));
     CUtensorMap q_map, k_map, v_map;
     SP_TRY(query_map(c, heads, q, p.per_warpgroup, &q_map));
     SP_TRY(sp_cuda_map(c, k, 64, &k_map));
     SP_TRY(sp_cuda_map(c, v, 64, &v_map));
-    auto kernel = sparse_sm90::attention_kernel<D, W>;
-    size_t smem = Layout<D, W>::smem(p.capacity);
+    auto kernel = sparse_sm90::attention_kernel<D, W, BIASED>;
+    size_t smem = Layout<D, W, BIASED>::smem(p.capacity);
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<grid_of(p, W), Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
+    kernel<<<grid_of(p, W), Layout<D, W, BIASED>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
     LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
              p.kv_heads, D);
     return SP_OK;
@@ -84,9 +95,9 @@ static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
 
 template <int D>
 static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
-                             sp_tensor v, sp_tensor lists, sp_tensor out) {
+                             sp_tensor v, sp_tensor bias, sp_tensor lists, sp_tensor out) {
     Params p;
-    SP_TRY(unite<1>(c, heads, q, q0, lists, out, &p));
+    SP_TRY(unite<1>(c, heads, q, q0, bias, lists, out, &p));
     auto kernel = sparse_sm80::attention_kernel<D>;
     size_t smem = sparse_sm80::SMEM<D>;
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
@@ -99,29 +110,45 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
 }
 
 // The union of W warpgroups' lists must fit beside the tiles, its query mask into 32 bits.
-template <int D, int W>
+template <int D, int W, bool BIASED>
 static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
     int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
     int64_t capacity = queries * listed < nb ? queries * listed : nb;
-    return queries <= 32 && Layout<D, W>::smem((int)capacity) <= 227 << 10 && nb * 4 <= 200 << 10;
+    return queries <= 32 && Layout<D, W, BIASED>::smem((int)capacity) <= 227 << 10 &&
+           nb * 4 <= 200 << 10;
+}
+
+// The widest form on Hopper that fits; false: none does.
+template <bool BIASED>
+static bool launched_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k,
+                          sp_tensor v, sp_tensor bias, sp_tensor lists, sp_tensor out,
+                          sp_status *st) {
+    int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
+    if (heads.head_dim == 128 && fits<128, 3, BIASED>(heads, nb, listed))
+        *st = launch_sm90<128, 3, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
+    else if (heads.head_dim == 128 && fits<128, 2, BIASED>(heads, nb, listed))
+        *st = launch_sm90<128, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
+    else if (heads.head_dim == 64 && fits<64, 2, BIASED>(heads, nb, listed))
+        *st = launch_sm90<64, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
+    else
+        return false;
+    return true;
 }
 
 OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                            sp_tensor lists, int64_t block, sp_tensor out) {
+                            sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
-    int64_t nb = ceil_div(q0 + q.rows, block), listed = lists.cols / heads.kv_heads;
-    int64_t G = heads.q_heads / heads.kv_heads, d = heads.head_dim;
-    if (block == 64 && G <= 16 && c->hopper) {
-        if (d == 128 && fits<128, 3>(heads, nb, listed))
-            return launch_sm90<128, 3>(c, heads, q, q0, k, v, lists, out);
-        if (d == 128 && fits<128, 2>(heads, nb, listed))
-            return launch_sm90<128, 2>(c, heads, q, q0, k, v, lists, out);
-        if (d == 64 && fits<64, 2>(heads, nb, listed))
-            return launch_sm90<64, 2>(c, heads, q, q0, k, v, lists, out);
-    }
+    sp_status st = SP_OK;
+    int64_t nb = ceil_div(q0 + q.rows, block), G = heads.q_heads / heads.kv_heads;
+    if (block == 64 && G <= 16 && c->hopper &&
+        (bias.data ? launched_sm90<true> : launched_sm90<false>)(c, heads, q, q0, k, v, bias, lists,
+                                                                 out, &st))
+        return st;
     if (block == 64 && G >= 2 && G <= 16 && nb * 4 <= 96 << 10) { // 64/G queries in 32 bits
-        if (d == 128) return launch_sm80<128>(c, heads, q, q0, k, v, lists, out);
-        if (d == 64) return launch_sm80<64>(c, heads, q, q0, k, v, lists, out);
+        if (heads.head_dim == 128)
+            return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
+        if (heads.head_dim == 64)
+            return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
     }
-    return attention::run(c, heads, q, q0, k, v, &lists, block, out);
+    return attention::run(c, heads, q, q0, k, v, bias, &lists, block, out);
 }

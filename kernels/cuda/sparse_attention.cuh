@@ -1,10 +1,13 @@
-// What both tensor core kernels of block-sparse attention share (training.md 6.1).
+// What both tensor core kernels of block-sparse attention share (training.md 6.1, 6.2).
 //
 // Neighbouring queries choose mostly the same blocks, so a thread block takes several of them with
 // all G heads of a group and walks the union of their lists: every block of keys and values is
 // loaded once for all. The union is made before, by union_kernel: entries {block, mask of queries},
 // ascending. Rows whose query did not choose a block are masked: each query attends to exactly its
 // own blocks.
+//
+// A bias of the keys is what the accumulators of q.k start from, so it costs no operation of its own;
+// for that it is divided by the scale of the logits before (bias_kernel).
 #pragma once
 
 #include "kernels/cuda/tensor_core.cuh"
@@ -24,6 +27,8 @@ struct Params {
     const Entry *entries; // [groups][kv_heads][capacity]
     const int *counts;    // [groups][kv_heads]
     int capacity;
+    const float *bias; // [kv_heads][bias_ld], over the scale of the logits; NULL: none
+    int64_t bias_ld;   // whole blocks
     __nv_bfloat16 *out;
     int64_t out_ld;
 };
@@ -62,6 +67,24 @@ __global__ void __launch_bounds__(UNION_THREADS)
         __syncthreads();
     }
     if (threadIdx.x == 0) counts[blockIdx.x * gridDim.y + kv] = n;
+}
+
+// to[h][j] = factor * bias[h][j], 0 beyond the n keys, so that whole blocks can be read.
+__global__ void bias_kernel(const float *bias, int64_t ld, int64_t n, float factor, float *to,
+                            int64_t to_ld) {
+    for (int64_t j = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; j < to_ld;
+         j += (int64_t)gridDim.x * blockDim.x)
+        to[blockIdx.y * to_ld + j] = j < n ? factor * bias[blockIdx.y * ld + j] : 0;
+}
+
+// Accumulators of the keys of a block: 8j + 2(lane % 4) and the next, in both rows of a thread.
+__device__ __forceinline__ void start_from_bias(float (&s)[32], const float *bias) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        float2 b = *(const float2 *)(bias + 8 * j + 2 * (threadIdx.x & 3));
+        s[4 * j] = s[4 * j + 2] = b.x;
+        s[4 * j + 1] = s[4 * j + 3] = b.y;
+    }
 }
 
 struct Rows { // the two rows of a thread

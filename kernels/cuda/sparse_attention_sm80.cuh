@@ -55,6 +55,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
             for (int step = 0; step < D / 16; step++) left_fragment<D>(q[step], q_tile, warp * 16, step);
         __nv_bfloat16 *keys = kv_tiles + u % 2 * 2 * KEYS * D;
         float s[32] = {};
+        if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)entry[u].block * KEYS);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) times_keys<D, KEYS>(s, q[step], keys, step);
         uint32_t prob[16];

@@ -134,14 +134,14 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
     cuuint64_t d2[2] = {Hkv * D, (cuuint64_t)T}, s2[1] = {(cuuint64_t)ld * 2};
     CUtensorMap qm = map_of(qkv, 3, d3, s3, b3), km = map_of(qkv + Hq * D, 2, d2, s2, b2),
                 vm = map_of(qkv + (Hq + Hkv) * D, 2, d2, s2, b2);
-    Params p = {0, T, G, Hkv, per, 1.4426950408889634f / sqrtf((float)D), entries, counts, capacity, out, Hq * D};
-    auto kernel = attention_kernel<D, W>;
-    size_t smem = Layout<D, W>::smem(capacity);
+    Params p = {0, T, G, Hkv, per, 1.4426950408889634f / sqrtf((float)D), entries, counts, capacity, NULL, 0, out, Hq * D};
+    auto kernel = attention_kernel<D, W, false>;
+    size_t smem = Layout<D, W, false>::smem(capacity);
     CK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     dim3 grid(groups, Hkv);
     auto once = [&] {
         union_kernel<<<grid, UNION_THREADS, nb * 4>>>(dl, Hkv * K, K, T, queries, nb, capacity, entries, counts);
-        kernel<<<grid, Layout<D, W>::THREADS, smem>>>(qm, km, vm, p);
+        kernel<<<grid, Layout<D, W, false>::THREADS, smem>>>(qm, km, vm, p);
         CK(cudaGetLastError());
     };
     cudaEvent_t e0, e1;
