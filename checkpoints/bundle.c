@@ -89,14 +89,15 @@ static json_t *selection_json(const sp_train_state *s) {
     const sp_sparse_config *c = &s->sparse;
     int64_t local = c->block_size > 0 ? c->window_size / c->block_size : 0;
     int64_t k = c->topk + local, forced = c->init_blocks + local + 1;
-    return json_pack(
+    int64_t shortlist = c->select_blocks ? c->init_blocks + local + c->select_blocks : k;
+    json_t *o = json_pack(
         "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:s,s:{s:s,s:s},s:s,s:s,s:s}", //
         "kernel_size", (json_int_t)c->kernel_size, "kernel_stride", (json_int_t)c->kernel_stride,
         "block_size", (json_int_t)c->block_size, "init_blocks", (json_int_t)c->init_blocks,
         "window_size", (json_int_t)c->window_size, "local_blocks", (json_int_t)local, "topk",
         (json_int_t)c->topk, "k_effective", (json_int_t)k, "k_forced", (json_int_t)forced,
-        "k_chosen", (json_int_t)(k - forced), "dense_len", (json_int_t)c->dense_len, "visibility",
-        "complete", "visibility_rules", "complete",
+        "k_chosen", (json_int_t)(shortlist - forced), "dense_len", (json_int_t)c->dense_len,
+        "visibility", "complete", "visibility_rules", "complete",
         "compressed key j is seen from position i if kernel_stride*j + kernel_size - 1 <= i",
         "start", "compressed key j is seen from position i if kernel_stride*j <= i",
         "compressed_keys",
@@ -111,6 +112,22 @@ static json_t *selection_json(const sp_train_state *s) {
         "first "
         "among equals, ascending; blocks after the query's own are dropped. topk is the figure of "
         "config.json, which does not count the local_blocks");
+    if (!o || !c->select_blocks) return o;
+    // training.md 5.4
+    json_object_set_new(o, "select_blocks", json_integer((json_int_t)c->select_blocks));
+    json_object_set_new(o, "k_shortlist", json_integer((json_int_t)shortlist));
+    json_object_set_new(o, "k_by_importance", json_integer((json_int_t)(k - shortlist)));
+    json_object_set_new(
+        o, "lists",
+        json_string(
+            "in two stages. The shortlist: the k_shortlist best blocks per query and KV head, "
+            "forced "
+            "ones included, lower block first among equals. Then further blocks up to the query's "
+            "own, as many as there is room for in k_effective, by the largest mean of A[h] * "
+            "softplus(delta.weight[h].v) over the same windows, lower block first among equals. "
+            "Ascending; blocks after the query's own are dropped, their slots stay empty. topk is "
+            "the figure of config.json, which does not count the local_blocks"));
+    return o;
 }
 
 static json_t *forecast_json(const sp_train_state *s) {

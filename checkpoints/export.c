@@ -66,15 +66,8 @@ static sp_status load_state(job *j, const char *checkpoint) {
 // A model folder, with the values that the recipe supplied according to the checkpoint's
 // configuration; and that it fits the checkpoint, as far as can be told without its weights.
 static sp_status describe(const job *j, const char *dir, sp_model_desc **out) {
-    const sp_int_option *o[] = {
-        &j->config->sparse_config.kernel_size, &j->config->sparse_config.kernel_stride,
-        &j->config->sparse_config.init_blocks, &j->config->sparse_config.block_size,
-        &j->config->sparse_config.window_size, &j->config->sparse_config.topk,
-        &j->config->sparse_config.dense_len};
-    const int64_t *v[7];
-    for (int i = 0; i < 7; i++) v[i] = o[i]->given ? &o[i]->value : NULL;
-    sp_sparse_defaults defaults = {v[0], v[1], v[2], v[3], v[4], v[5], v[6]};
-    SP_TRY(sp_model_describe(dir, &defaults, out));
+    sp_recipe recipe = sp_recipe_of(j->config);
+    SP_TRY(sp_model_describe(dir, &recipe, out));
     return sp_state_check_base(&j->state, *out, NULL);
 }
 

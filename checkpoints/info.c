@@ -94,6 +94,8 @@ static sp_status state_text(const char *path, sp_text *t) {
                 ", window %" PRId64 ", topk %" PRId64 ", dense_len %" PRId64 "\n",
                 s.sparse.kernel_size, s.sparse.kernel_stride, s.sparse.block_size,
                 s.sparse.init_blocks, s.sparse.window_size, s.sparse.topk, s.sparse.dense_len);
+    if (s.sparse.select_blocks)
+        sp_text_add(t, "    NOSA: select_blocks %" PRId64 "\n", s.sparse.select_blocks);
     sp_text_add(t,
                 "  teacher: kernel %" PRId64 "/%" PRId64 ", %s pooling, future blocks %s, stage "
                 "%" PRId64 "\n",

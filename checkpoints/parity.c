@@ -5,9 +5,12 @@
 // windows). For two scored layers, the first (its own q_curr_proj) and the last (a q_future_proj),
 // the file holds for R rows of the sequence what goes in and what must come out.
 //
+// Where keys have an importance of their own (NOSA), that of the blocks, shortlists, and the lists
+// that follow from both are there too.
+//
 // Legend: T tokens, R rows, D hidden, Hkv KV heads, d head size, n_d compressed keys, B block size,
-// nb blocks, k list length. A "scored layer" l takes its Forecast from its holder, layer l-1 (0:
-// 0).
+// nb blocks, k list length, k1 shortlist length. A "scored layer" l takes its Forecast from its
+// holder, layer l-1 (0: 0).
 #include "checkpoints/export.h"
 #include "checkpoints/internal.h"
 #include "common/util.h"
@@ -19,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 64, LAYERS = 2, RULES = 2, ARRAYS = 2 + LAYERS * (3 + 2 * RULES) };
+enum { MAX_ROWS = 64, LAYERS = 2, RULES = 2, ARRAYS = 2 + LAYERS * (4 + 3 * RULES) };
 enum { SEED = 20260604 };
 
 static const sp_visibility rules[RULES] = {SP_SEES_COMPLETE, SP_SEES_START};
@@ -27,19 +30,21 @@ static const char *const rule_names[RULES] = {"complete", "start"};
 
 typedef struct layer_record {
     int64_t scored, holder;
-    sp_tensor forecast;    // [T, Hkv*d], rotated
-    float *input;          // [R, D]
-    float *rotated;        // [R, Hkv, d]
-    float *keys;           // [n_d, Hkv, d]
-    float *scores[RULES];  // [R, Hkv, n_d]
-    int32_t *lists[RULES]; // [R, Hkv, k]
+    sp_tensor forecast;         // [T, Hkv*d], rotated
+    float *input;               // [R, D]
+    float *rotated;             // [R, Hkv, d]
+    float *keys;                // [n_d, Hkv, d]
+    float *scores[RULES];       // [R, Hkv, n_d]
+    int32_t *lists[RULES];      // [R, Hkv, k]
+    int32_t *shortlists[RULES]; // [R, Hkv, k1], with desc->cis
+    float *importance;          // [Hkv, nb], with desc->cis
 } layer_record;
 
 typedef struct recorder {
     const sp_model *m;
     const sp_forecast_device *weights;
     const sp_rope_table *rope;
-    sp_selection selection;
+    sp_selection selection, shortlist;
     int64_t T, R, n_d, nb, width; // width = Hkv*d
     int32_t *tokens;
     int32_t positions[MAX_ROWS];
@@ -71,11 +76,17 @@ static sp_status record_scores(recorder *r, layer_record *l, const sp_workspace 
     sp_backend *be = r->m->backend;
     sp_grid grid = sp_deployed_grid(d);
     int64_t kv = d->heads.kv_heads, row_lists = kv * r->selection.topk, row_scores = kv * r->n_d;
-    sp_tensor keys = {0}, scores = {0}, lists = {0};
+    sp_tensor keys = {0}, scores = {0}, chosen = {0}, lists = {0}, order;
+    sp_cis_ranking rank = {0};
+    int64_t row_short = kv * r->shortlist.topk;
     sp_status st = SP_OK;
     SP_GO(sp_tensor_alloc(be, sp_backend_storage(be), r->n_d, r->width, "compressed keys", &keys));
     SP_GO(sp_tensor_alloc(be, SP_F32, 1, row_scores, "scores", &scores));
+    SP_GO(sp_tensor_alloc(be, SP_I32, 1, row_short, "shortlists", &chosen));
     SP_GO(sp_tensor_alloc(be, SP_I32, 1, row_lists, "block lists", &lists));
+    SP_GO(sp_cis_ranking_make(be, d, r->T, &rank));
+    SP_GO(sp_cis_rank(d, &rank, sp_workspace_cis(r->m, w, r->T), &order));
+    if (d->cis) SP_GO(sp_download(rank.scores, l->importance));
     SP_GO(sp_compress_keys(sp_workspace_k(r->m, w, r->T), grid, 0, keys));
     SP_GO(sp_download(keys, l->keys));
     for (int v = 0; v < RULES; v++) {
@@ -83,12 +94,18 @@ static sp_status record_scores(recorder *r, layer_record *l, const sp_workspace 
             int64_t at = r->positions[i];
             sp_tensor f = sp_tensor_rows(l->forecast, at, 1);
             SP_GO(sp_forecast_scores(d->heads, grid, rules[v], f, at, keys, scores));
-            SP_GO(sp_select_blocks(&r->selection, grid, kv, scores, at, r->nb, lists));
+            SP_GO(sp_select_blocks(&r->shortlist, grid, kv, scores, at, r->nb, chosen));
             SP_GO(sp_download(scores, l->scores[v] + i * row_scores));
-            SP_GO(sp_download(lists, l->lists[v] + i * row_lists));
+            if (d->cis) {
+                SP_GO(sp_extend_lists(r->selection.block, kv, chosen, at, order, lists));
+                SP_GO(sp_download(chosen, l->shortlists[v] + i * row_short));
+            }
+            SP_GO(sp_download(d->cis ? lists : chosen, l->lists[v] + i * row_lists));
         }
     }
 done:
+    sp_cis_ranking_free(&rank);
+    sp_tensor_free(&chosen);
     sp_tensor_free(&lists);
     sp_tensor_free(&scores);
     sp_tensor_free(&keys);
@@ -124,6 +141,7 @@ static sp_status make_tokens(const sp_model_desc *d, int64_t T, int32_t *tokens)
 static sp_status set_up(recorder *r, const sp_train_state *s) {
     const sp_model_desc *d = r->m->desc;
     r->selection = sp_model_selection(d, s->mask_future);
+    r->shortlist = sp_model_shortlist(d, s->mask_future);
     int64_t T;
     if (!sp_mul(2 * r->selection.topk, r->selection.block, &T) || T > d->max_positions)
         T = d->max_positions;
@@ -152,7 +170,13 @@ static sp_status set_up(recorder *r, const sp_train_state *s) {
             SP_TRY(sp_alloc(&l->scores[v], heads * r->n_d, sizeof(float), "parity scores"));
             SP_TRY(
                 sp_alloc(&l->lists[v], heads * r->selection.topk, sizeof(int32_t), "parity lists"));
+            if (d->cis)
+                SP_TRY(sp_alloc(&l->shortlists[v], heads * r->shortlist.topk, sizeof(int32_t),
+                                "parity shortlists"));
         }
+        if (d->cis)
+            SP_TRY(sp_alloc(&l->importance, d->heads.kv_heads * r->nb, sizeof(float),
+                            "parity importance"));
     }
     return SP_OK;
 }
@@ -167,7 +191,9 @@ static void clean_up(recorder *r) {
         for (int v = 0; v < RULES; v++) {
             free(l->scores[v]);
             free(l->lists[v]);
+            free(l->shortlists[v]);
         }
+        free(l->importance);
     }
     free(r->tokens);
 }
@@ -227,7 +253,13 @@ static void add_layer(array_list *a, const recorder *r, const layer_record *l) {
         add_array(a, SP_ST_F32, l->scores[v], 3, r->R, kv, r->n_d);
         snprintf(a->name[a->n], 64, "layer.%lld.blocks.%s", id, rule_names[v]);
         add_array(a, SP_ST_I32, l->lists[v], 3, r->R, kv, r->selection.topk);
+        if (!l->shortlists[v]) continue;
+        snprintf(a->name[a->n], 64, "layer.%lld.shortlist.%s", id, rule_names[v]);
+        add_array(a, SP_ST_I32, l->shortlists[v], 3, r->R, kv, r->shortlist.topk);
     }
+    if (!l->importance) return;
+    snprintf(a->name[a->n], 64, "layer.%lld.block_importance", id);
+    add_array(a, SP_ST_F32, l->importance, 2, kv, r->nb, 0);
 }
 
 static json_t *metadata(const recorder *r, const sp_train_state *s) {

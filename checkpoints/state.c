@@ -77,6 +77,7 @@ static const field fields[] = {
     SPARSE(window_size),
     SPARSE(topk),
     SPARSE(dense_len),
+    SPARSE(select_blocks),
 };
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
 static const char *const attribute_groups[] = {"training", "base", "sparse_config"};
@@ -86,9 +87,19 @@ static void *member(const sp_train_state *s, const field *f) {
     return (char *)(uintptr_t)s + f->at;
 }
 
+// select_blocks stands in the file of a NOSA backbone only; others are as they were before NOSA.
+static bool may_be_absent(const field *f) {
+    return f->at == AT(sparse.select_blocks) || f->at == AT(sparse.select_blocks_from);
+}
+
+static bool is_stored(const sp_train_state *s, const field *f) {
+    return !may_be_absent(f) || s->sparse.select_blocks > 0;
+}
+
 // "group/name=value" in the text that the end mark covers.
 static void list_field(sp_text *list, const sp_train_state *s, const field *f) {
     const void *p = member(s, f);
+    if (!is_stored(s, f)) return;
     sp_text_add(list, "%s/%s=", f->group, f->name);
     switch (f->type) {
     case F_INT:
@@ -177,6 +188,7 @@ static bool put_u64_attribute(hid_t at, const char *name, uint64_t v) {
 
 static bool put_field(hid_t at, const sp_train_state *s, const field *f) {
     const void *p = member(s, f);
+    if (!is_stored(s, f)) return true;
     switch (f->type) {
     case F_INT:
         return put_attribute(at, f->name, H5T_STD_I64LE, H5T_NATIVE_INT64, p);
@@ -441,6 +453,7 @@ static sp_status get_field(hid_t at, const char *path, sp_train_state *s, const 
     void *p = member(s, f);
     char *text = NULL;
     int64_t v = 0;
+    if (may_be_absent(f) && H5Aexists(at, f->name) == 0) return SP_OK;
     switch (f->type) {
     case F_INT:
         SP_TRY(get_int(at, path, f->group, f->name, p));
@@ -678,7 +691,7 @@ sp_status sp_state_peek_step(const char *path, int64_t *step) {
 json_t *sp_state_sparse_json(const sp_train_state *s) {
     const sp_sparse_config *c = &s->sparse;
     int64_t local = c->block_size > 0 ? c->window_size / c->block_size : 0;
-    return json_pack(
+    json_t *o = json_pack(
         "{s:I,s:I,s:I,s:I,s:s,s:I,s:I,s:I,s:I,s:I,s:I,s:b}", "kernel_size",
         (json_int_t)c->kernel_size, "kernel_stride", (json_int_t)c->kernel_stride,
         "training_kernel_size", (json_int_t)s->teacher.kernel, "training_kernel_stride",
@@ -686,6 +699,9 @@ json_t *sp_state_sparse_json(const sp_train_state *s) {
         "init_blocks", (json_int_t)c->init_blocks, "block_size", (json_int_t)c->block_size,
         "window_size", (json_int_t)c->window_size, "topk", (json_int_t)c->topk, "k_effective",
         (json_int_t)(c->topk + local), "dense_len", (json_int_t)c->dense_len, "use_nope", 0);
+    if (o && c->select_blocks)
+        json_object_set_new(o, "select_blocks", json_integer((json_int_t)c->select_blocks));
+    return o;
 }
 
 // ---- comparison with a base model ---------------------------------------------------------------
@@ -719,6 +735,7 @@ sp_status sp_state_check_base(const sp_train_state *s, const sp_model_desc *d,
     differ_int(&p, "sparse_config.window_size", s->sparse.window_size, d->sparse.window_size);
     differ_int(&p, "sparse_config.topk", s->sparse.topk, d->sparse.topk);
     differ_int(&p, "sparse_config.dense_len", s->sparse.dense_len, d->sparse.dense_len);
+    differ_int(&p, "sparse_config.select_blocks", s->sparse.select_blocks, d->sparse.select_blocks);
     return sp_problems_end(&p, SP_BAD_INPUT,
                            "the checkpoint was trained for another base model (%s) than %s",
                            s->base_name ? s->base_name : "?", d->dir);

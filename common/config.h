@@ -62,10 +62,11 @@ typedef struct sp_config {
     bool mask_future_blocks;
     int kl_gradient; // 0 exact, 1 ideal (sp_kl_gradient)
     bool allow_longer;
+    int rope_tables; // 0 fp32, 1 bf16
 
     struct { // keys sparse_config.*
         sp_int_option kernel_size, kernel_stride, init_blocks, block_size, window_size, topk,
-            dense_len;
+            dense_len, select_blocks;
         bool use_nope; // always false: true is refused
     } sparse_config;
 

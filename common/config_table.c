@@ -75,6 +75,8 @@ const sp_option sp_options[] = {
            "gradient of the floored loss, or without the floor"),
     BOOL("allow_longer", CHANGES, allow_longer,
          "accept positions beyond the base model's max_position_embeddings"),
+    CHOICE("rope_tables", "fp32", "fp32 bf16", FIXED, rope_tables,
+           "rotary tables as computed, or rounded to bf16 as in the public NOSA code"),
 
 #define SPARSE "; used only where the base's config.json does not say"
     MAYBE("sparse_config.kernel_size", 1, TOKENS, "tokens", FIXED, sparse_config.kernel_size,
@@ -91,6 +93,9 @@ const sp_option sp_options[] = {
           "blocks per query and KV head without the local window, as in config.json" SPARSE),
     MAYBE("sparse_config.dense_len", 0, TOKENS, "tokens", FIXED, sparse_config.dense_len,
           "up to this length inference attends densely; training ignores it" SPARSE),
+    MAYBE(
+        "sparse_config.select_blocks", 1, TOKENS, "blocks", FIXED, sparse_config.select_blocks,
+        "NOSA only: blocks chosen by the query beside the initial and local ones, less one" SPARSE),
     BOOL("sparse_config.use_nope", FIXED, sparse_config.use_nope,
          "only false is supported; here so that a model card's mapping can be copied"),
 

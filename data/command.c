@@ -90,7 +90,7 @@ static const command commands[] = {
     {"synth-model",
      "sparda data synth-model --like NAME --out DIR   a base model with random weights, for "
      "benchmarks\n"
-     "  --like NAME         dimensions: minicpm4.1-8b\n"
+     "  --like NAME         dimensions: minicpm4.1-8b or nosa-8b\n"
      "  --layers N          (as many as the original)\n"
      "  --max-positions P   (as the original)\n"
      "  --seed S            of the weights (1)\n",

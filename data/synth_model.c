@@ -13,11 +13,13 @@
 typedef struct dimensions {
     const char *like;
     int64_t layers, hidden, ffn, vocab, q_heads, kv_heads, head_dim, max_positions;
+    int64_t window_size, topk, select_blocks; // of sparse_config; select_blocks 0: not NOSA
 } dimensions;
 
-// training.md 1.1
+// training.md 1.1, 1.2
 static const dimensions known[] = {
-    {"minicpm4.1-8b", 32, 4096, 16384, 73448, 32, 2, 128, 65536},
+    {"minicpm4.1-8b", 32, 4096, 16384, 73448, 32, 2, 128, 65536, 2048, 64, 0},
+    {"nosa-8b", 32, 4096, 16384, 73448, 32, 2, 128, 32768, 1024, 80, 24},
 };
 
 static sp_status find_dimensions(const sp_synth_model_args *a, dimensions *d) {
@@ -31,7 +33,7 @@ static sp_status find_dimensions(const sp_synth_model_args *a, dimensions *d) {
                             (long long)d->layers, (long long)d->max_positions);
         return SP_OK;
     }
-    return sp_error(SP_BAD_INPUT, "--like '%s' is not known; known is minicpm4.1-8b",
+    return sp_error(SP_BAD_INPUT, "--like '%s' is not known; known are minicpm4.1-8b and nosa-8b",
                     a->like ? a->like : "");
 }
 
@@ -59,7 +61,7 @@ enum { MAX_PART = 16 };
 typedef struct part { // tensors of one shard
     sp_st_out tensor[MAX_PART];
     char *name[MAX_PART];
-    int64_t elements[MAX_PART], fan_in[MAX_PART]; // fan_in 0: a norm, all ones
+    int64_t elements[MAX_PART], fan_in[MAX_PART]; // fan_in 0: a vector, all ones
     int n;
     int64_t total;
 } part;
@@ -90,6 +92,9 @@ static void layer_part(part *p, const dimensions *d, int64_t l) {
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         add(p, sp_format("model.layers.%lld.%s.weight", (long long)l, list[i].name), list[i].rows,
             list[i].cols);
+    if (!d->select_blocks) return;
+    add(p, sp_format("model.layers.%lld.self_attn.A", (long long)l), d->kv_heads, 0);
+    add(p, sp_format("model.layers.%lld.self_attn.delta.weight", (long long)l), d->kv_heads, kv);
 }
 
 static void outer_part(part *p, const dimensions *d) {
@@ -125,26 +130,43 @@ static sp_status write_part(part *p, const sp_synth_model_args *a, int64_t shard
 
 // ---- config.json --------------------------------------------------------------------------------
 
+// MiniCPM's scalings, or NOSA's second stage of selection.
+static bool set_kind(json_t *c, const dimensions *d) {
+    json_t *sparse = json_object_get(c, "sparse_config");
+    bool nosa = d->select_blocks > 0;
+    json_t *names = json_pack("[s]", nosa ? "SparseLlamaForCausalLM" : "MiniCPMForCausalLM");
+    bool ok = json_object_set_new(c, "architectures", names) == 0 &&
+              json_object_set_new(c, "model_type", json_string(nosa ? "llama" : "minicpm")) == 0;
+    if (nosa)
+        return ok && json_object_set_new(sparse, "select_blocks",
+                                         json_integer((json_int_t)d->select_blocks)) == 0;
+    return ok && json_object_set_new(c, "scale_emb", json_integer(12)) == 0 &&
+           json_object_set_new(c, "dim_model_base", json_integer(256)) == 0 &&
+           json_object_set_new(c, "scale_depth", json_real(1.4)) == 0;
+}
+
 static json_t *config_of(const dimensions *d) {
     json_t *ones = json_array();
     for (int64_t i = 0; i < d->head_dim / 2; i++) json_array_append_new(ones, json_real(1.0));
     json_t *c = json_pack(
-        "{s:[s], s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:f, s:i, s:i, s:f, s:b, "
-        "s:i, s:[i, i], s:b, s:s, s:{s:s, s:O, s:O, s:I}, "
-        "s:{s:i, s:i, s:i, s:i, s:i, s:i, s:b, s:i}}",
-        "architectures", "MiniCPMForCausalLM", "model_type", "minicpm", "vocab_size",
-        (json_int_t)d->vocab, "hidden_size", (json_int_t)d->hidden, "intermediate_size",
-        (json_int_t)d->ffn, "num_hidden_layers", (json_int_t)d->layers, "num_attention_heads",
-        (json_int_t)d->q_heads, "num_key_value_heads", (json_int_t)d->kv_heads, "head_dim",
-        (json_int_t)d->head_dim, "hidden_act", "silu", "max_position_embeddings",
-        (json_int_t)d->max_positions, "rms_norm_eps", 1e-6, "rope_theta", 10000.0, "scale_emb", 12,
-        "dim_model_base", 256, "scale_depth", 1.4, "tie_word_embeddings", 0, "bos_token_id", 1,
-        "eos_token_id", 2, 73440, "attention_bias", 0, "torch_dtype", "bfloat16", "rope_scaling",
-        "rope_type", "longrope", "short_factor", ones, "long_factor", ones,
-        "original_max_position_embeddings", (json_int_t)d->max_positions, "sparse_config",
-        "kernel_size", 32, "kernel_stride", 16, "init_blocks", 1, "block_size", 64, "window_size",
-        2048, "topk", 64, "use_nope", 0, "dense_len", 8192);
+        "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:f, s:f, s:b, s:i, s:[i, i], s:b, s:s, "
+        "s:{s:s, s:O, s:O, s:I}, s:{s:i, s:i, s:i, s:i, s:I, s:I, s:b, s:i}}",
+        "vocab_size", (json_int_t)d->vocab, "hidden_size", (json_int_t)d->hidden,
+        "intermediate_size", (json_int_t)d->ffn, "num_hidden_layers", (json_int_t)d->layers,
+        "num_attention_heads", (json_int_t)d->q_heads, "num_key_value_heads",
+        (json_int_t)d->kv_heads, "head_dim", (json_int_t)d->head_dim, "hidden_act", "silu",
+        "max_position_embeddings", (json_int_t)d->max_positions, "rms_norm_eps", 1e-6, "rope_theta",
+        10000.0, "tie_word_embeddings", 0, "bos_token_id", 1, "eos_token_id", 2, 73440,
+        "attention_bias", 0, "torch_dtype", "bfloat16", "rope_scaling", "rope_type", "longrope",
+        "short_factor", ones, "long_factor", ones, "original_max_position_embeddings",
+        (json_int_t)d->max_positions, "sparse_config", "kernel_size", 32, "kernel_stride", 16,
+        "init_blocks", 1, "block_size", 64, "window_size", (json_int_t)d->window_size, "topk",
+        (json_int_t)d->topk, "use_nope", 0, "dense_len", 8192);
     json_decref(ones);
+    if (c && !set_kind(c, d)) {
+        json_decref(c);
+        c = NULL;
+    }
     return c;
 }
 

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct sp_synth_model_args {
-    const char *like;      // "minicpm4.1-8b"
+    const char *like;      // "minicpm4.1-8b" or "nosa-8b"
     const char *out;       // folder, made if absent; must be empty
     int64_t layers;        // 0: as many as the original
     int64_t max_positions; // 0: as the original

@@ -389,6 +389,7 @@ void sp_sparse_fields(sp_sparse_config *c, sp_sparse_field out[SP_SPARSE_FIELDS]
         {"window_size", &c->window_size, &c->window_size_from, 0},
         {"topk", &c->topk, &c->topk_from, 1},
         {"dense_len", &c->dense_len, &c->dense_len_from, -1}, // -1: never dense
+        {"select_blocks", &c->select_blocks, &c->select_blocks_from, 1},
     };
     memcpy(out, fields_of_c, sizeof fields_of_c);
 }
@@ -408,7 +409,6 @@ static const char *const other_sparse_keys[] = {
     "infinigen_enabled",
     "infinigen_num_channels",
     "offload_layer0",
-    "select_blocks",
 };
 enum { N_OTHER_SPARSE_KEYS = sizeof other_sparse_keys / sizeof other_sparse_keys[0] };
 
@@ -460,17 +460,23 @@ static void check_sparse_values(const fields *f, const sp_sparse_config *c) {
                         "%s: \"topk\" (%lld) must hold the initial blocks (%lld) and the query's "
                         "own",
                         f->where, (long long)c->topk, (long long)c->init_blocks);
+    if (c->select_blocks && c->topk < c->init_blocks + c->select_blocks)
+        sp_problems_add(f->problems,
+                        "%s: \"topk\" (%lld) must hold the initial blocks (%lld) and "
+                        "\"select_blocks\" (%lld)",
+                        f->where, (long long)c->topk, (long long)c->init_blocks,
+                        (long long)c->select_blocks);
 }
 
-static void read_sparse(const fields *top, sp_model_desc *d, const sp_sparse_defaults *defaults,
-                        bool *nosa) {
-    const sp_sparse_defaults none = {0};
-    if (!defaults) defaults = &none;
-    const int64_t *fill[SP_SPARSE_FIELDS] = {
-        defaults->kernel_size, defaults->kernel_stride, defaults->init_blocks, defaults->block_size,
-        defaults->window_size, defaults->topk,          defaults->dense_len};
+static void read_sparse(const fields *top, sp_model_desc *d, const sp_recipe *r) {
+    const sp_recipe none = {0};
+    if (!r) r = &none;
+    const int64_t *fill[SP_SPARSE_FIELDS] = {r->kernel_size, r->kernel_stride, r->init_blocks,
+                                             r->block_size,  r->window_size,   r->topk,
+                                             r->dense_len,   r->select_blocks};
     const fields f = {find(top, "sparse_config"), "config.json: sparse_config", top->problems};
     const fields recipe = {NULL, "the run configuration: sparse_config", top->problems};
+    d->rope_tables_bf16 = r->rope_tables_bf16;
     if (f.object && !json_is_object(f.object)) {
         sp_problems_add(f.problems, "%s must be an object or null, found %s", f.where,
                         sp_json_kind(f.object));
@@ -478,7 +484,6 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_sparse_def
     }
     sp_sparse_field field[SP_SPARSE_FIELDS];
     sp_sparse_fields(&d->sparse, field);
-    *nosa = find(&f, "select_blocks") != NULL;
     check_sparse_keys(&f, field);
     refuse_true(&f, "use_nope", "keys without rotary embedding are not supported");
 
@@ -492,7 +497,7 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_sparse_def
         } else if (fill[i]) {
             *field[i].value = *fill[i];
             ok = in_range(&recipe, field[i].key, *fill[i], field[i].least, MAX_SIZE) && ok;
-        } else {
+        } else if (i < SP_SPARSE_NEEDED) {
             sp_text_add(&lacking, "%s%s", lacking.len ? ", " : "", field[i].key);
         }
     }
@@ -500,8 +505,8 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_sparse_def
         ok = false;
         sp_problems_add(f.problems,
                         "%s is %s and the run configuration does not give: %s; published "
-                        "MiniCPM4.1 folders carry no sparse_config: take it from the recipe "
-                        "configs/minicpm4.1-8b.yaml (keys sparse_config.*)",
+                        "folders carry no sparse_config: take it from the recipe "
+                        "configs/minicpm4.1-8b.yaml or configs/nosa-8b.yaml (keys sparse_config.*)",
                         f.where, f.object ? "incomplete" : "absent", lacking.data);
     }
     sp_text_free(&lacking);
@@ -510,7 +515,7 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_sparse_def
 
 // -------------------------------------------------------------------------------------------------
 
-sp_status sp_model_read_config(sp_model_desc *d, const sp_sparse_defaults *defaults, sp_problems *p,
+sp_status sp_model_read_config(sp_model_desc *d, const sp_recipe *recipe, sp_problems *p,
                                sp_config_verdict *verdict) {
     const fields f = {d->config, "config.json", p};
     SP_TRY(read_kind(&f, d));
@@ -518,6 +523,6 @@ sp_status sp_model_read_config(sp_model_desc *d, const sp_sparse_defaults *defau
     read_scalings(&f, d);
     read_rest(&f, d);
     SP_TRY(read_rope(&f, d));
-    read_sparse(&f, d, defaults, &verdict->nosa);
+    read_sparse(&f, d, recipe);
     return SP_OK;
 }

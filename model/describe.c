@@ -2,6 +2,7 @@
 // selection constants that follow from it.
 #include "model/private.h"
 
+#include "common/config.h"
 #include "common/json.h"
 #include "common/util.h"
 
@@ -33,27 +34,36 @@ static sp_status load_config(sp_model_desc *d, sp_problems *p) {
     return SP_OK;
 }
 
-static sp_status describe(sp_model_desc *d, const sp_sparse_defaults *defaults, sp_problems *p) {
+// What follows from being NOSA's backbone beyond its tensors.
+static void settle_kind(sp_model_desc *d, sp_problems *p) {
+    if (!d->cis) return;
+    d->rope_variant = SP_ROPE_SHORT;
+    if (d->model_type && strcmp(d->model_type, "llama") != 0)
+        sp_problems_add(
+            p,
+            "config.json: \"model_type\" is '%s', but sparse_config.select_blocks or the "
+            "tensors self_attn.A and self_attn.delta.weight are those of a NOSA "
+            "backbone, a 'llama'",
+            d->model_type);
+}
+
+static sp_status describe(sp_model_desc *d, const sp_recipe *recipe, sp_problems *p) {
     sp_config_verdict verdict = {0};
     sp_st *weights = NULL;
     SP_TRY(load_config(d, p));
-    if (d->config) SP_TRY(sp_model_read_config(d, defaults, p, &verdict));
+    if (d->config) SP_TRY(sp_model_read_config(d, recipe, p, &verdict));
     sp_status st = sp_st_open(d->dir, &weights);
     if (st == SP_BAD_INPUT)
         sp_problems_add(p, "%s", sp_error_text());
     else if (st != SP_OK)
         return st;
-    if (weights && verdict.shapes_known) sp_model_check_weights(d, weights, &verdict.nosa, p);
-    if (verdict.nosa)
-        sp_problems_add(p, "this is a NOSA backbone (sparse_config.select_blocks, or tensors "
-                           "self_attn.A and self_attn.delta.weight); NOSA is not supported yet by "
-                           "this version");
+    if (weights && verdict.shapes_known) sp_model_check_weights(d, weights, p);
+    settle_kind(d, p);
     sp_st_close(weights);
     return SP_OK;
 }
 
-sp_status sp_model_describe(const char *dir, const sp_sparse_defaults *defaults,
-                            sp_model_desc **out) {
+sp_status sp_model_describe(const char *dir, const sp_recipe *recipe, sp_model_desc **out) {
     sp_model_desc *d;
     sp_problems p = {0};
     *out = NULL;
@@ -66,7 +76,7 @@ sp_status sp_model_describe(const char *dir, const sp_sparse_defaults *defaults,
     d->dir = sp_strdup(dir);
     d->name = name_of(dir);
     sp_status st =
-        d->dir && d->name ? describe(d, defaults, &p) : sp_error(SP_ENVIRONMENT, "out of memory");
+        d->dir && d->name ? describe(d, recipe, &p) : sp_error(SP_ENVIRONMENT, "out of memory");
     sp_status listed = sp_problems_end(&p, SP_BAD_INPUT, "the base model %s cannot be used", dir);
     if (st == SP_OK) st = listed;
     if (st != SP_OK) {
@@ -91,6 +101,18 @@ void sp_model_desc_free(sp_model_desc *d) {
     free(d);
 }
 
+// ---- recipe -------------------------------------------------------------------------------------
+
+sp_recipe sp_recipe_of(const sp_config *c) {
+    const sp_int_option *o[] = {&c->sparse_config.kernel_size, &c->sparse_config.kernel_stride,
+                                &c->sparse_config.init_blocks, &c->sparse_config.block_size,
+                                &c->sparse_config.window_size, &c->sparse_config.topk,
+                                &c->sparse_config.dense_len,   &c->sparse_config.select_blocks};
+    const int64_t *v[sizeof o / sizeof *o];
+    for (size_t i = 0; i < sizeof o / sizeof *o; i++) v[i] = o[i]->given ? &o[i]->value : NULL;
+    return (sp_recipe){v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7], c->rope_tables == 1};
+}
+
 // ---- text ---------------------------------------------------------------------------------------
 
 static const char *source_name(sp_source s) {
@@ -102,7 +124,7 @@ static void describe_sparse(const sp_model_desc *d, sp_text *t) {
     sp_sparse_field field[SP_SPARSE_FIELDS];
     sp_sparse_fields(&c, field);
     sp_text_add(t, "sparse      ");
-    for (int i = 0; i < SP_SPARSE_FIELDS; i++)
+    for (int i = 0; i < (d->cis ? SP_SPARSE_FIELDS : SP_SPARSE_NEEDED); i++)
         sp_text_add(t, "%s%s %lld (%s)",
                     i == 0   ? ""
                     : i == 4 ? ",\n            "
@@ -115,6 +137,15 @@ static void describe_sparse(const sp_model_desc *d, sp_text *t) {
                 "before it\n",
                 (long long)s.topk, (long long)s.block, (long long)c.topk, (long long)s.local_blocks,
                 (long long)s.init_blocks, (long long)s.local_blocks);
+    if (d->cis) {
+        int64_t first = sp_model_shortlist(d, false).topk;
+        sp_text_add(t,
+                    "            in two stages: %lld by the query, which are the list of the loss "
+                    "(those always there, and %lld chosen), then %lld by the importance of their "
+                    "keys\n",
+                    (long long)first, (long long)(first - s.init_blocks - s.local_blocks - 1),
+                    (long long)(s.topk - first));
+    }
     sp_text_add(t,
                 "attention   layers 0 to %lld: block-sparse, as sparse_config says; in training at "
                 "every length; in inference ",
@@ -144,13 +175,20 @@ sp_status sp_model_describe_text(const sp_model_desc *d, char **text) {
                     d->ignored_example, d->ignored_tensors > 1 ? ", ..." : "");
     sp_text_add(&t, "\nscalings    embedding x %.9g, both branches x %.9g, final hidden / %.9g\n",
                 d->embed_scale, d->residual_scale, d->logit_divisor);
+    if (d->cis)
+        sp_text_add(&t,
+                    "importance  of every key and KV head from its values (NOSA's CIS): added to "
+                    "the logits, fills the block lists\n");
     sp_text_add(&t, "rope        %s, theta %.9g", d->rope_kind, d->rope_theta);
-    if (d->rope_short)
+    if (d->rope_short && d->rope_variant == SP_ROPE_SHORT)
+        sp_text_add(&t, ", short factors at every length, attention factor %.9g",
+                    d->rope_attention_factor);
+    else if (d->rope_short)
         sp_text_add(&t,
                     ", short factors up to %lld positions, long factors above, attention "
                     "factor %.9g",
                     (long long)d->original_max_positions, d->rope_attention_factor);
-    sp_text_add(&t, "\n");
+    sp_text_add(&t, "%s\n", d->rope_tables_bf16 ? ", tables rounded to bf16" : "");
     describe_sparse(d, &t);
     *text = t.data;
     return t.failed ? sp_error(SP_ENVIRONMENT, "out of memory") : SP_OK;
@@ -169,6 +207,12 @@ sp_selection sp_model_selection(const sp_model_desc *d, bool mask_future) {
                           .local_blocks = local,
                           .topk = d->sparse.topk + local,
                           .mask_future = mask_future};
+}
+
+sp_selection sp_model_shortlist(const sp_model_desc *d, bool mask_future) {
+    sp_selection s = sp_model_selection(d, mask_future);
+    if (d->cis) s.topk = s.init_blocks + s.local_blocks + d->sparse.select_blocks;
+    return s;
 }
 
 sp_status sp_check_grids(const sp_model_desc *d, sp_grid teacher) {

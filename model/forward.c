@@ -10,7 +10,7 @@
 // ---- workspace ----------------------------------------------------------------------------------
 
 enum {
-    WORKSPACE_TENSORS = 8,
+    WORKSPACE_TENSORS = 9,
     MLP_ROWS = 16384, // tokens of the MLP at once: its activations are the widest of all
 };
 
@@ -35,6 +35,7 @@ static void workspace_parts(const sp_model_desc *d, int64_t T, sp_dtype storage,
         {&w->h, storage, T, d->hidden, "residual stream"},
         {&w->x, storage, T, d->hidden, "attention input"},
         {&w->qkv, storage, T, qkv_cols(&d->heads), "queries, keys and values"},
+        {&w->cis, SP_F32, d->cis ? d->heads.kv_heads : 0, T, "importance of the keys"},
         {&w->attn, storage, T, q_cols, "attention output"},
         {&w->branch, storage, T, d->hidden, "branch output"},
         {&w->gate_up, storage, mlp, 2 * d->ffn, "gate and up projections"},
@@ -49,8 +50,9 @@ sp_status sp_workspace_make(const sp_model *m, int64_t max_tokens, sp_workspace 
     workspace_parts(m->desc, max_tokens, sp_backend_storage(m->backend), out, part);
     sp_status st = SP_OK;
     for (int i = 0; i < WORKSPACE_TENSORS; i++)
-        SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, part[i].rows, part[i].cols, part[i].what,
-                              part[i].tensor));
+        if (part[i].rows)
+            SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, part[i].rows, part[i].cols,
+                                  part[i].what, part[i].tensor));
 done:
     if (st != SP_OK) sp_workspace_free(out);
     return st;
@@ -58,8 +60,8 @@ done:
 
 void sp_workspace_free(sp_workspace *w) {
     if (!w->backend) return;
-    sp_tensor *const tensor[WORKSPACE_TENSORS] = {&w->tokens, &w->h,      &w->x,       &w->qkv,
-                                                  &w->attn,   &w->branch, &w->gate_up, &w->act};
+    sp_tensor *const tensor[WORKSPACE_TENSORS] = {
+        &w->tokens, &w->h, &w->x, &w->qkv, &w->cis, &w->attn, &w->branch, &w->gate_up, &w->act};
     for (int i = 0; i < WORKSPACE_TENSORS; i++) sp_tensor_free(tensor[i]);
     *w = (sp_workspace){0};
 }
@@ -93,6 +95,10 @@ sp_tensor sp_workspace_v(const sp_model *m, const sp_workspace *w, int64_t T) {
     return qkv_view(w, T, (h->q_heads + h->kv_heads) * h->head_dim, h->kv_heads * h->head_dim);
 }
 
+sp_tensor sp_workspace_cis(const sp_model *m, const sp_workspace *w, int64_t T) {
+    return m->desc->cis ? sp_tensor_cols(w->cis, 0, T) : SP_NO_TENSOR;
+}
+
 static sp_status check_rows(const sp_workspace *w, int64_t row0, int64_t n) {
     if (row0 >= 0 && n >= 1 && n <= w->max_tokens - row0) return SP_OK;
     return sp_error(SP_ENVIRONMENT,
@@ -120,6 +126,9 @@ sp_status sp_forward_qkv(const sp_model *m, sp_workspace *w, int64_t layer, int6
     sp_tensor x = sp_tensor_rows(w->x, 0, T);
     SP_TRY(sp_rmsnorm(sp_tensor_rows(w->h, 0, T), lw->attn_norm, m->desc->norm_eps, x));
     SP_TRY(sp_linear(x, sp_tensor_rows(lw->qkv, 0, cols), qkv_view(w, T, 0, cols)));
+    if (m->desc->cis && need_v)
+        SP_TRY(sp_cis(*heads, sp_workspace_v(m, w, T), lw->cis_delta, lw->cis_scale,
+                      sp_workspace_cis(m, w, T)));
     SP_TRY(sp_rope(qkv_view(w, T, 0, rotated), rope->cos, rope->sin, pos0, heads->head_dim, false));
     return SP_OK;
 }

@@ -133,6 +133,10 @@ static sp_status alloc_weights(sp_model *m) {
         SP_TRY(sp_tensor_alloc(m->backend, t, D, Q, "an output projection", &w->o));
         SP_TRY(sp_tensor_alloc(m->backend, t, 2 * F, D, "a gate and up matrix", &w->gate_up));
         SP_TRY(sp_tensor_alloc(m->backend, t, D, F, "a down matrix", &w->down));
+        if (!d->cis) continue;
+        int64_t H = d->heads.kv_heads;
+        SP_TRY(sp_tensor_alloc(m->backend, SP_F32, 1, H, "scales of importance", &w->cis_scale));
+        SP_TRY(sp_tensor_alloc(m->backend, t, H, KV, "weights of importance", &w->cis_delta));
     }
     return SP_OK;
 }
@@ -167,6 +171,10 @@ static sp_tensor place_of(const sp_model *m, sp_part part, int64_t l) {
         return sp_tensor_rows(w->gate_up, d->ffn, d->ffn);
     case SP_PART_DOWN:
         return w->down;
+    case SP_PART_CIS_SCALE:
+        return w->cis_scale;
+    case SP_PART_CIS_DELTA:
+        return w->cis_delta;
     case SP_N_PARTS:
         break;
     }
@@ -185,7 +193,7 @@ static sp_status make_jobs(const sp_model_desc *d, const sp_model *m, const sp_s
     *n = 0;
     SP_TRY(sp_alloc(out, d->layers * SP_N_PARTS + SP_N_PARTS, sizeof **out, "the tensor list"));
     for (sp_part part = 0; part < SP_N_PARTS; part++) {
-        if (part == SP_PART_HEAD && d->tied_head) continue;
+        if (!sp_has_part(d, part)) continue;
         for (int64_t l = 0; l < (part < SP_FIRST_LAYER_PART ? 1 : d->layers); l++) {
             job *j = &(*out)[(*n)++];
             SP_TRY(sp_weight_find(d, st, part, l, &j->t));
@@ -321,6 +329,8 @@ void sp_model_free(sp_model *m) {
         sp_tensor_free(&w->o);
         sp_tensor_free(&w->gate_up);
         sp_tensor_free(&w->down);
+        sp_tensor_free(&w->cis_scale);
+        sp_tensor_free(&w->cis_delta);
     }
     free(m->layer);
     free(m);

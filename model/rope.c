@@ -1,8 +1,8 @@
-// Rotary tables (training.md 1.5, MiniCPM's variant: every step in fp32, in this association).
+// Rotary tables (training.md 1.5): every step in fp32, in the association of the model's own code,
+// m = 0 .. d/2-1 and f_m the LongRoPE factor (1 without rope_scaling).
 //
-//   base_m = 1 / theta^(2m/d)    angle = (t * (1/f_m)) * base_m    m = 0 .. d/2-1
-//
-// f_m is the LongRoPE factor; without rope_scaling angle = t * base_m.
+//   MiniCPM  base_m = 1 / theta^(2m/d)          angle = (t * (1/f_m)) * base_m
+//   NOSA     inv_m = 1 / (f_m * theta^(2m/d))   angle = inv_m * t
 #include "model/model.h"
 
 #include "common/util.h"
@@ -12,8 +12,9 @@
 
 void sp_rope_values(const sp_model_desc *d, int64_t sequence_positions, float *cos_out,
                     float *sin_out) {
+    bool by_length = d->rope_variant == SP_ROPE_BY_LENGTH;
     const double *factor =
-        sequence_positions > d->original_max_positions ? d->rope_long : d->rope_short;
+        by_length && sequence_positions > d->original_max_positions ? d->rope_long : d->rope_short;
     float attention = (float)d->rope_attention_factor;
     int64_t half = d->heads.head_dim / 2, strip = 256;
 #pragma omp parallel for schedule(static)
@@ -21,16 +22,25 @@ void sp_rope_values(const sp_model_desc *d, int64_t sequence_positions, float *c
         int64_t t1 = t0 + strip < sequence_positions ? t0 + strip : sequence_positions;
         for (int64_t m = 0; m < half; m++) {
             float exponent = (float)(2 * m) / (float)d->heads.head_dim;
-            float base = 1.0f / (float)pow(d->rope_theta, exponent);
-            float inverse = factor ? 1.0f / (float)factor[m] : 1.0f;
+            float power = (float)pow(d->rope_theta, exponent);
+            float f = factor ? (float)factor[m] : 1.0f;
+            float first = by_length ? 1.0f / f : 1.0f / (f * power);
+            float second = by_length ? 1.0f / power : 1.0f;
             for (int64_t t = t0; t < t1; t++) {
-                float angle = ((float)t * inverse) * base;
+                float angle = ((float)t * first) * second;
                 // Through double: right to the last fp32 bit whatever the library's cosf does.
-                cos_out[t * half + m] = (float)cos((double)angle) * attention;
-                sin_out[t * half + m] = (float)sin((double)angle) * attention;
+                float c = (float)cos((double)angle) * attention;
+                float s = (float)sin((double)angle) * attention;
+                cos_out[t * half + m] = d->rope_tables_bf16 ? sp_bf16_to_f32(sp_f32_to_bf16(c)) : c;
+                sin_out[t * half + m] = d->rope_tables_bf16 ? sp_bf16_to_f32(sp_f32_to_bf16(s)) : s;
             }
         }
     }
+}
+
+bool sp_rope_needs_two(const sp_model_desc *d, int64_t positions) {
+    return d->rope_variant == SP_ROPE_BY_LENGTH && d->rope_long &&
+           positions > d->original_max_positions;
 }
 
 sp_status sp_rope_table_make(sp_backend *be, const sp_model_desc *d, int64_t sequence_positions,

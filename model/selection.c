@@ -44,6 +44,33 @@ sp_status sp_forecast_rows(const sp_model *m, sp_tensor w, sp_tensor x, const sp
     return SP_OK;
 }
 
+// ---- blocks by the importance of their keys
+// -------------------------------------------------------
+
+sp_status sp_cis_ranking_make(sp_backend *be, const sp_model_desc *d, int64_t max_tokens,
+                              sp_cis_ranking *out) {
+    *out = (sp_cis_ranking){0};
+    if (!d->cis) return SP_OK;
+    int64_t nb = (max_tokens + d->sparse.block_size - 1) / d->sparse.block_size;
+    SP_TRY(sp_tensor_alloc(be, SP_F32, d->heads.kv_heads, nb, "importance of the blocks",
+                           &out->scores));
+    return sp_tensor_alloc(be, SP_I32, d->heads.kv_heads, nb, "order of the blocks", &out->order);
+}
+
+void sp_cis_ranking_free(sp_cis_ranking *r) {
+    sp_tensor_free(&r->scores);
+    sp_tensor_free(&r->order);
+}
+
+sp_status sp_cis_rank(const sp_model_desc *d, const sp_cis_ranking *r, sp_tensor cis,
+                      sp_tensor *order) {
+    *order = SP_NO_TENSOR;
+    if (!d->cis) return SP_OK;
+    int64_t block = d->sparse.block_size, nb = (cis.cols + block - 1) / block;
+    *order = sp_tensor_cols(r->order, 0, nb);
+    return sp_cis_blocks(cis, sp_deployed_grid(d), block, sp_tensor_cols(r->scores, 0, nb), *order);
+}
+
 // ---- one tile -----------------------------------------------------------------------------------
 
 static sp_grid selector_grid(const sp_model_desc *d, const sp_prefill_args *a) {
@@ -80,7 +107,9 @@ sp_status sp_select_rows(const sp_model *m, const sp_prefill_args *a, sp_tensor 
                             sp_selector_name(a->selector));
         }
     }
-    SP_TRY(sp_select_blocks(&a->selection, deployed, d->heads.kv_heads, rows, i0, nb, lists));
+    sp_selection s = sp_model_shortlist(d, a->selection.mask_future);
+    SP_TRY(sp_select_blocks(d->cis ? &s : &a->selection, deployed, d->heads.kv_heads, rows, i0, nb,
+                            lists));
     return SP_OK;
 }
 
@@ -141,6 +170,8 @@ typedef struct prefill {
     sp_tensor lists;     // I32 [T, Hkv*k]
     sp_tensor c;         // compressed keys of the present layer [n, Hkv*d]
     sp_tensor scores;    // F32 [tile, Hkv*n_d]
+    sp_tensor shortlist; // I32 [tile, Hkv*k1], what the query chose; with desc->cis
+    sp_cis_ranking rank; // of the present layer
     sp_tensor f;         // Forecast that scores the present layer [T, Hkv*d]
     sp_tensor x_before;  // attention input of the layer before [max_tokens, D] (infinigen)
     sp_tensor q_before;  // present layer's queries made from it [tile, Hq*d]
@@ -170,6 +201,11 @@ static sp_status prefill_alloc(prefill *p) {
         SP_TRY(sp_tensor_alloc(be, storage, n > 0 ? n : 1, kv_cols, "compressed keys", &p->c));
         SP_TRY(sp_tensor_alloc(be, SP_F32, p->tile, d->heads.kv_heads * (n_d > 0 ? n_d : 1),
                                "window scores", &p->scores));
+        SP_TRY(sp_cis_ranking_make(be, d, T, &p->rank));
+        if (d->cis)
+            SP_TRY(sp_tensor_alloc(be, SP_I32, p->tile,
+                                   d->heads.kv_heads * sp_model_shortlist(d, false).topk,
+                                   "shortlists", &p->shortlist));
     }
     if (forecast) SP_TRY(sp_tensor_alloc(be, storage, T, kv_cols, "Forecasts", &p->f));
     if (before) {
@@ -182,8 +218,10 @@ static sp_status prefill_alloc(prefill *p) {
 }
 
 static void prefill_free(prefill *p) {
-    sp_tensor *const tensor[] = {&p->lists, &p->c, &p->scores, &p->f, &p->x_before, &p->q_before};
+    sp_tensor *const tensor[] = {&p->lists, &p->c,        &p->scores,  &p->shortlist,
+                                 &p->f,     &p->x_before, &p->q_before};
     for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++) sp_tensor_free(tensor[i]);
+    sp_cis_ranking_free(&p->rank);
     free(p->host_lists);
 }
 
@@ -223,12 +261,17 @@ static sp_status layer_lists(prefill *p, int64_t layer) {
     if (n > 0)
         SP_TRY(sp_compress_keys(sp_workspace_k(p->m, p->w, p->T), grid, 0,
                                 sp_tensor_rows(p->c, 0, n)));
+    sp_tensor order;
+    SP_TRY(sp_cis_rank(d, &p->rank, sp_workspace_cis(p->m, p->w, p->T), &order));
     for (int64_t i0 = 0; i0 < p->T; i0 += p->tile) {
         int64_t R = p->T - i0 < p->tile ? p->T - i0 : p->tile;
-        sp_tensor source;
+        sp_tensor source, lists = sp_tensor_rows(p->lists, i0, R);
+        sp_tensor chosen = d->cis ? sp_tensor_rows(p->shortlist, 0, R) : lists;
         SP_TRY(tile_source(p, layer, i0, R, &source));
-        SP_TRY(sp_select_rows(p->m, a, source, i0, p->c, p->T, p->scores,
-                              sp_tensor_rows(p->lists, i0, R)));
+        SP_TRY(sp_select_rows(p->m, a, source, i0, p->c, p->T, p->scores, chosen));
+        if (d->cis)
+            SP_TRY(
+                sp_extend_lists(a->selection.block, d->heads.kv_heads, chosen, i0, order, lists));
     }
     return SP_OK;
 }
@@ -256,11 +299,12 @@ static sp_status prefill_layer(prefill *p, int64_t layer) {
 
     sp_tensor q = sp_workspace_q(p->m, w, p->T), k = sp_workspace_k(p->m, w, p->T);
     sp_tensor v = sp_workspace_v(p->m, w, p->T), attn = sp_tensor_rows(w->attn, 0, p->T);
+    sp_tensor cis = sp_workspace_cis(p->m, w, p->T);
     if (p->lists.data)
-        SP_TRY(sp_sparse_attention(d->heads, q, 0, k, v, SP_NO_TENSOR, p->lists,
-                                   p->a->selection.block, attn));
+        SP_TRY(
+            sp_sparse_attention(d->heads, q, 0, k, v, cis, p->lists, p->a->selection.block, attn));
     else
-        SP_TRY(sp_dense_attention(d->heads, q, 0, k, v, SP_NO_TENSOR, attn));
+        SP_TRY(sp_dense_attention(d->heads, q, 0, k, v, cis, attn));
     SP_TRY(sp_forward_tail(p->m, w, layer, p->T));
     return SP_OK;
 }

@@ -46,14 +46,27 @@ typedef struct sp_prefill_args {
 sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *rope,
                      const int32_t *tokens, int64_t T, const sp_prefill_args *a);
 
-// Lists of rows i0..i0+R of one layer: window rows, then the cut. `source` is q [R, Hq*d]
-// (original, teacher, infinigen) or F [R, Hkv*d] (forecast), rotated; `c` the compressed keys of
-// the first T tokens, deployed grid (teacher: the teacher's), [>= sp_windows(grid, T), Hkv*d];
-// `scores` scratch F32 [>= R, >= Hkv*n_d]; lists I32 [R, Hkv*k]. Not for dense and random.
+// What the query chooses for rows i0..i0+R of one layer: window rows, then the cut. `source` is q
+// [R, Hq*d] (original, teacher, infinigen) or F [R, Hkv*d] (forecast), rotated; `c` the compressed
+// keys of the first T tokens, deployed grid (teacher: the teacher's), [>= sp_windows(grid, T),
+// Hkv*d]; `scores` scratch F32 [>= R, >= Hkv*n_d]; lists I32 [R, Hkv*k]. Not for dense and random.
+// The length k is that of sp_model_shortlist: with desc->cis, sp_extend_lists follows.
 // With complete windows and mask_future the answer does not depend on tokens after a row, so
 // decode may call it with T = i0 + 1.
 sp_status sp_select_rows(const sp_model *m, const sp_prefill_args *a, sp_tensor source, int64_t i0,
                          sp_tensor c, int64_t T, sp_tensor scores, sp_tensor lists);
+
+// Blocks by the importance of their keys, for sp_extend_lists. Empty without desc->cis.
+typedef struct sp_cis_ranking {
+    sp_tensor scores, order; // F32, I32 [Hkv, nb]
+} sp_cis_ranking;
+sp_status sp_cis_ranking_make(sp_backend *be, const sp_model_desc *d, int64_t max_tokens,
+                              sp_cis_ranking *out);
+void sp_cis_ranking_free(sp_cis_ranking *r);
+// Ranks the blocks of the T keys whose importance is cis [Hkv, T]; *order, a view [Hkv, nb], holds
+// until the next call. Without desc->cis: SP_NO_TENSOR.
+sp_status sp_cis_rank(const sp_model_desc *d, const sp_cis_ranking *r, sp_tensor cis,
+                      sp_tensor *order);
 
 // SP_SELECT_RANDOM: lists [R][Hkv][k] on the host for rows i0.. of one layer: what is forced, then
 // random other blocks that the query can see. A list depends on seed, layer, head and row alone.

@@ -7,7 +7,7 @@
 #include <string.h>
 
 // Dimensions of a weight in words and numbers. Vectors have `cols` only.
-typedef enum dim { NONE, VOCAB, HIDDEN, FFN, Q_ROWS, KV_ROWS } dim;
+typedef enum dim { NONE, VOCAB, HIDDEN, FFN, Q_ROWS, KV_ROWS, KV_HEADS } dim;
 
 static const struct {
     const char *name; // within its layer, or the whole name
@@ -25,6 +25,8 @@ static const struct {
     [SP_PART_GATE] = {"mlp.gate_proj.weight", FFN, HIDDEN},
     [SP_PART_UP] = {"mlp.up_proj.weight", FFN, HIDDEN},
     [SP_PART_DOWN] = {"mlp.down_proj.weight", HIDDEN, FFN},
+    [SP_PART_CIS_SCALE] = {"self_attn.A", NONE, KV_HEADS},
+    [SP_PART_CIS_DELTA] = {"self_attn.delta.weight", KV_HEADS, KV_ROWS},
 };
 
 static const char *const dim_words[] = {
@@ -34,6 +36,7 @@ static const char *const dim_words[] = {
     [FFN] = "intermediate_size",
     [Q_ROWS] = "num_attention_heads * head size",
     [KV_ROWS] = "num_key_value_heads * head size",
+    [KV_HEADS] = "num_key_value_heads",
 };
 
 static int64_t dim_value(const sp_model_desc *d, dim which) {
@@ -50,8 +53,18 @@ static int64_t dim_value(const sp_model_desc *d, dim which) {
         return d->heads.q_heads * d->heads.head_dim;
     case KV_ROWS:
         return d->heads.kv_heads * d->heads.head_dim;
+    case KV_HEADS:
+        return d->heads.kv_heads;
     }
     return 0;
+}
+
+static bool is_cis(sp_part part) {
+    return part == SP_PART_CIS_SCALE || part == SP_PART_CIS_DELTA;
+}
+
+bool sp_has_part(const sp_model_desc *d, sp_part part) {
+    return part == SP_PART_HEAD ? !d->tied_head : !is_cis(part) || d->cis;
 }
 
 sp_weight sp_weight_of(const sp_model_desc *d, sp_part part, int64_t layer) {
@@ -72,7 +85,7 @@ typedef enum tensor_kind {
     KIND_IGNORED, // known to be harmless, or outside the layers
     KIND_FOREIGN, // inside a layer and unknown: the layer computes something else
     KIND_BIAS,
-    KIND_NOSA,
+    KIND_CIS, // used if this is NOSA's backbone
 } tensor_kind;
 
 static bool ends_with(const char *s, const char *end) {
@@ -102,9 +115,7 @@ static tensor_kind kind_of(const char *name, int64_t *layer) {
                                                                            : KIND_IGNORED;
     }
     for (int i = SP_FIRST_LAYER_PART; i < SP_N_PARTS; i++)
-        if (strcmp(rest, parts[i].name) == 0) return KIND_USED;
-    if (strcmp(rest, "self_attn.A") == 0 || strcmp(rest, "self_attn.delta.weight") == 0)
-        return KIND_NOSA;
+        if (strcmp(rest, parts[i].name) == 0) return is_cis((sp_part)i) ? KIND_CIS : KIND_USED;
     if (ends_with(rest, ".bias")) return KIND_BIAS;
     // Rotary tables of old writers, and Forecasts that somebody merged into the base.
     if (strcmp(rest, "self_attn.rotary_emb.inv_freq") == 0 ||
@@ -201,14 +212,36 @@ static void list_names(sp_text *t, const char *name) {
     sp_text_add(t, "%s%s", t->len ? ", " : "", name);
 }
 
-void sp_model_check_weights(sp_model_desc *d, const sp_st *st, bool *nosa, sp_problems *p) {
+// select_blocks and the two tensors of every layer belong together. Returns whether the tensors are
+// to be looked at one by one.
+static bool settle_cis(sp_model_desc *d, int64_t tensors, sp_problems *p) {
+    d->cis = tensors > 0 || d->sparse.select_blocks > 0;
+    if (d->cis && tensors == 0)
+        sp_problems_add(
+            p,
+            "sparse_config.select_blocks (%s) says that this is a NOSA backbone, but no "
+            "layer has the tensors self_attn.A [%lld] and self_attn.delta.weight "
+            "[%lld, %lld]; get the complete weights, or leave select_blocks out",
+            d->sparse.select_blocks_from == SP_FROM_MODEL ? "config.json" : "run configuration",
+            (long long)dim_value(d, KV_HEADS), (long long)dim_value(d, KV_HEADS),
+            (long long)dim_value(d, KV_ROWS));
+    if (tensors > 0 && d->sparse.select_blocks == 0)
+        sp_problems_add(p,
+                        "the layers hold self_attn.A or self_attn.delta.weight, so this is a NOSA "
+                        "backbone, but neither config.json's sparse_config nor the run "
+                        "configuration gives select_blocks: take it from the recipe "
+                        "configs/nosa-8b.yaml (key sparse_config.select_blocks)");
+    return tensors > 0;
+}
+
+void sp_model_check_weights(sp_model_desc *d, const sp_st *st, sp_problems *p) {
     sp_text missing = {0}, foreign = {0}, biases = {0};
-    int64_t found = 0; // layers of which the files hold anything
+    int64_t found = 0, cis = 0; // layers of which the files hold anything; tensors
     for (int64_t i = 0; i < st->n; i++) {
         const char *name = st->tensor[i].name;
         int64_t layer;
         tensor_kind kind = kind_of(name, &layer);
-        if (kind == KIND_NOSA) *nosa = true;
+        if (kind == KIND_CIS) cis++;
         if (kind == KIND_BIAS) list_names(&biases, name);
         if (kind == KIND_FOREIGN) list_names(&foreign, name);
         if (kind == KIND_USED && layer >= found) found = layer + 1;
@@ -223,8 +256,9 @@ void sp_model_check_weights(sp_model_desc *d, const sp_st *st, bool *nosa, sp_pr
                         (long long)d->layers, (long long)found);
     int64_t layers = found < d->layers ? found : d->layers;
     if (layers > st->n) layers = st->n; // then each further layer lacks tensors as well
+    bool look = settle_cis(d, cis, p);
     for (sp_part part = 0; part < SP_N_PARTS; part++)
-        if (part != SP_PART_HEAD || sp_st_find(st, parts[part].name))
+        if (is_cis(part) ? look : part != SP_PART_HEAD || sp_st_find(st, parts[part].name))
             check_part(d, st, part, layers, &missing, p);
     check_head(d, st, p);
     if (missing.len) sp_problems_add(p, "these tensors are missing: %s", missing.data);

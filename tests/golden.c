@@ -17,15 +17,26 @@ sp_backend *test_backend(void) {
     return be;
 }
 
-const sp_model *test_tiny_base(void) {
-    static sp_model *model;
-    if (model) return model;
-    char *dir = test_path("data/tiny-base");
+static sp_model *load_model(const char *folder) {
+    char *dir = test_path(folder);
     sp_model_desc *desc;
+    sp_model *model;
     const sp_model_load_options o = {0};
     assert_ok(sp_model_describe(dir, NULL, &desc));
     assert_ok(sp_model_load(test_backend(), desc, &o, &model));
     free(dir);
+    return model;
+}
+
+const sp_model *test_tiny_base(void) {
+    static sp_model *model;
+    if (!model) model = load_model("data/tiny-base");
+    return model;
+}
+
+const sp_model *test_tiny_nosa(void) {
+    static sp_model *model;
+    if (!model) model = load_model("data/tiny-nosa");
     return model;
 }
 
@@ -69,6 +80,9 @@ const sp_model *test_random_model(const sp_model_desc *desc, uint64_t seed) {
         w->o = random_weight(&seed, d->hidden, q, -a, a);
         w->gate_up = random_weight(&seed, 2 * d->ffn, d->hidden, -a, a);
         w->down = random_weight(&seed, d->hidden, d->ffn, -b, b);
+        if (!d->cis) continue;
+        w->cis_scale = random_weight(&seed, 1, d->heads.kv_heads, 0.2f, 1.5f);
+        w->cis_delta = random_weight(&seed, d->heads.kv_heads, kv, -a, a);
     }
     return m;
 }
@@ -145,6 +159,24 @@ int32_t *golden_rows_i32(const char *file, const char *name, int64_t outer, int6
                       cols);
 }
 
+int32_t *golden_bits(const char *file, const char *name, int64_t outer, int64_t heads, int64_t rows,
+                     int64_t k) {
+    int32_t *sets = golden_i32(file, name, outer * heads * rows), *lists;
+    assert_ok(sp_alloc(&lists, outer * heads * rows * k, sizeof *lists, name));
+    for (int64_t u = 0; u < outer * heads * rows; u++) {
+        int64_t o = u / (heads * rows), h = u / rows % heads, r = u % rows, n = 0;
+        int32_t *list = lists + ((o * rows + r) * heads + h) * k;
+        for (int32_t b = 0; b < 32; b++)
+            if ((uint32_t)sets[u] >> b & 1) {
+                assert_true(n < k);
+                list[n++] = b;
+            }
+        while (n < k) list[n++] = -1;
+    }
+    free(sets);
+    return lists;
+}
+
 sp_forecast golden_forecast(float factor) {
     sp_forecast f;
     assert_ok(sp_forecast_alloc(test_tiny_base()->desc, &f));
@@ -202,6 +234,16 @@ void assert_close(const char *what, const float *got, const float *want, int64_t
 void assert_tensor_close(const char *what, sp_tensor got, const float *want, double limit) {
     float *v = test_download(got);
     assert_close(what, v, want, got.rows * got.cols, limit);
+    free(v);
+}
+
+void assert_rows_close(const char *what, sp_tensor got, int64_t first, int64_t step,
+                       const float *want, double limit) {
+    float *v = test_download(got);
+    int64_t n = 0;
+    for (int64_t r = first; r < got.rows; r += step)
+        memmove(v + n++ * got.cols, v + r * got.cols, (size_t)got.cols * sizeof *v);
+    assert_close(what, v, want, n * got.cols, limit);
     free(v);
 }
 

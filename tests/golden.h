@@ -11,6 +11,7 @@
 
 sp_backend *test_backend(void);       // CPU, opened once
 const sp_model *test_tiny_base(void); // data/tiny-base, loaded once
+const sp_model *test_tiny_nosa(void); // data/tiny-nosa, loaded once
 
 // A model of any dimensions with random weights. `desc` is copied; only numbers need be set
 // (head_dim, layers, hidden, ..., sparse), there is no folder behind it.
@@ -24,6 +25,9 @@ float *golden_rows_f32(const char *file, const char *name, int64_t outer, int64_
                        int64_t rows, int64_t cols);
 int32_t *golden_rows_i32(const char *file, const char *name, int64_t outer, int64_t heads,
                          int64_t rows, int64_t cols);
+// Bit sets [outer][heads][rows] (bit b: block b) -> ascending lists [outer][rows][heads][k].
+int32_t *golden_bits(const char *file, const char *name, int64_t outer, int64_t heads, int64_t rows,
+                     int64_t k);
 // Weights of forecast_init.safetensors by scored layer, times `factor`.
 sp_forecast golden_forecast(float factor);
 
@@ -36,6 +40,9 @@ sp_tensor test_upload_i32(const int32_t *v, int64_t rows, int64_t cols);
 // infinities in the same places and no NaN.
 void assert_close(const char *what, const float *got, const float *want, int64_t n, double limit);
 void assert_tensor_close(const char *what, sp_tensor got, const float *want, double limit);
+// `want` holds rows first, first + step, ... of `got`.
+void assert_rows_close(const char *what, sp_tensor got, int64_t first, int64_t step,
+                       const float *want, double limit);
 void assert_within(const char *what, double got, double want, double relative);
 // Lists of [rows][heads][k] must be equal wherever cut_gap [heads][rows] is 0 or above 1e-5.
 void assert_lists(const char *what, const int32_t *got, const int32_t *want, const float *cut_gap,

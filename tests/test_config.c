@@ -572,35 +572,45 @@ static void recipes(void **state) {
     free(dir);
 }
 
-// The recipe of the 8B model ships what published folders lack, and the whole mixture
-// (training.md 1.1, 8.9, 9.2).
-static void recipe_of_the_8b_model(void **state) {
+// The recipes of the 8B models ship what published folders lack, and the whole mixture
+// (training.md 1.1, 1.2, 8.9, 9.2).
+static void recipes_of_the_8b_models(void **state) {
     (void)state;
-    char *path = test_path("configs/minicpm4.1-8b.yaml");
-    sp_config *c = NULL;
-    assert_ok(sp_config_load(path, NULL, 0, &c));
-    assert_int_equal(c->sparse_config.kernel_size.value, 32);
-    assert_int_equal(c->sparse_config.kernel_stride.value, 16);
-    assert_int_equal(c->sparse_config.init_blocks.value, 1);
-    assert_int_equal(c->sparse_config.block_size.value, 64);
-    assert_int_equal(c->sparse_config.window_size.value, 2048);
-    assert_int_equal(c->sparse_config.topk.value, 64);
-    assert_int_equal(c->sparse_config.dense_len.value, 8192);
-    assert_int_equal(c->steps, 2000);
-    assert_int_equal(c->global_batch, 32);
-    assert_true(c->lr == 5e-4);
-    assert_int_equal(c->seq_len.value, 65536);
-    assert_int_equal(c->data.n, 10);
-    double total = 0, book = 0;
-    for (int64_t i = 0; i < c->data.n; i++) {
-        total += c->data.entry[i].proportion;
-        if (strcmp(sp_path_base(c->data.entry[i].path), "book-65536") == 0)
-            book = c->data.entry[i].proportion;
+    static const struct {
+        const char *path;
+        int64_t window, topk, select, seq_len;
+    } recipes[] = {{"configs/minicpm4.1-8b.yaml", 2048, 64, 0, 65536},
+                   {"configs/nosa-8b.yaml", 1024, 80, 24, 32768}};
+    for (int i = 0; i < 2; i++) {
+        char *path = test_path(recipes[i].path);
+        sp_config *c = NULL;
+        assert_ok(sp_config_load(path, NULL, 0, &c));
+        assert_int_equal(c->sparse_config.kernel_size.value, 32);
+        assert_int_equal(c->sparse_config.kernel_stride.value, 16);
+        assert_int_equal(c->sparse_config.init_blocks.value, 1);
+        assert_int_equal(c->sparse_config.block_size.value, 64);
+        assert_int_equal(c->sparse_config.window_size.value, recipes[i].window);
+        assert_int_equal(c->sparse_config.topk.value, recipes[i].topk);
+        assert_int_equal(c->sparse_config.dense_len.value, 8192);
+        assert_int_equal(c->sparse_config.select_blocks.given, recipes[i].select > 0);
+        assert_int_equal(c->sparse_config.select_blocks.value, recipes[i].select);
+        assert_int_equal(c->steps, 2000);
+        assert_int_equal(c->global_batch, 32);
+        assert_true(c->lr == 5e-4);
+        assert_int_equal(c->seq_len.value, recipes[i].seq_len);
+        assert_int_equal(c->rope_tables, 0);
+        assert_int_equal(c->data.n, 10);
+        double total = 0, book = 0;
+        for (int64_t n = 0; n < c->data.n; n++) {
+            total += c->data.entry[n].proportion;
+            if (strcmp(sp_path_base(c->data.entry[n].path), "book-65536") == 0)
+                book = c->data.entry[n].proportion;
+        }
+        assert_true(total > 1 - 1e-12 && total < 1 + 1e-12);
+        assert_true(book == 0.30);
+        sp_config_free(c);
+        free(path);
     }
-    assert_true(total > 1 - 1e-12 && total < 1 + 1e-12);
-    assert_true(book == 0.30);
-    sp_config_free(c);
-    free(path);
 }
 
 // ---- resume -------------------------------------------------------------------------------------
@@ -634,15 +644,18 @@ static void comparison(void **state) {
                      "global_batch=16",
                      "mask_future_blocks=true",
                      "sparse_config.topk=3",
+                     "sparse_config.select_blocks=2",
+                     "rope_tables=bf16",
                      "backend=cpu",
                      "cuda_kernels=portable",
                      "deterministic=true"};
-    sp_config *a = load_sets(old, 3), *b = load_sets(same, 18), *c = load_sets(other, 11);
+    sp_config *a = load_sets(old, 3), *b = load_sets(same, 18), *c = load_sets(other, 13);
     sp_problems p = {0};
     sp_config_compare(a, b, &p);
     assert_int_equal(p.count, 0);
     sp_config_compare(a, c, &p);
-    assert_int_equal(p.count, 11);
+    assert_int_equal(p.count, 13);
+    assert_non_null(strstr(p.text, "rope_tables: fp32 -> bf16"));
     assert_non_null(strstr(p.text, "base: /m -> /n"));
     assert_non_null(strstr(p.text, "data: [{path: /d}] -> [{path: /d, proportion: 1}]"));
     assert_non_null(strstr(p.text, "seed: 42 -> 43"));
@@ -674,7 +687,7 @@ int main(void) {
         cmocka_unit_test(help_names_every_key),
         cmocka_unit_test(table_is_sound),
         cmocka_unit_test(recipes),
-        cmocka_unit_test(recipe_of_the_8b_model),
+        cmocka_unit_test(recipes_of_the_8b_models),
         cmocka_unit_test(comparison),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -46,15 +46,15 @@ static void free_folder(folder *f) {
     free(f->dir);
 }
 
-static sp_status describe_with(const folder *f, const char *patch,
-                               const sp_sparse_defaults *defaults, sp_model_desc **out) {
+static sp_status describe_with(const folder *f, const char *patch, const sp_recipe *recipe_or_null,
+                               sp_model_desc **out) {
     json_t *config = json_deep_copy(f->model->config);
     apply(config, patch);
     char *path = sp_path_join(f->dir, "config.json");
     assert_int_equal(json_dump_file(config, path, 0), 0);
     free(path);
     json_decref(config);
-    return sp_model_describe(f->dir, defaults, out);
+    return sp_model_describe(f->dir, recipe_or_null, out);
 }
 
 typedef struct config_case {
@@ -384,7 +384,13 @@ static void the_attention_factor_follows_the_lengths(void **state) {
 // ---- sparse settings (S33) ----------------------------------------------------------------------
 
 static const int64_t v32 = 32, v16 = 16, v1 = 1, v64 = 64, v128 = 128, v3 = 3, v8192 = 8192;
-static const sp_sparse_defaults recipe = {&v32, &v16, &v1, &v64, &v128, &v3, &v8192};
+static const sp_recipe recipe = {.kernel_size = &v32,
+                                 .kernel_stride = &v16,
+                                 .init_blocks = &v1,
+                                 .block_size = &v64,
+                                 .window_size = &v128,
+                                 .topk = &v3,
+                                 .dense_len = &v8192};
 
 static void a_recipe_fills_what_the_model_lacks(void **state) {
     (void)state;
@@ -417,7 +423,7 @@ static void a_recipe_fills_what_the_model_lacks(void **state) {
     assert_true(d->sparse.topk == 9 && d->sparse.topk_from == SP_FROM_MODEL);
     assert_true(d->sparse.dense_len == 8192 && d->sparse.dense_len_from == SP_FROM_RECIPE);
     sp_model_desc_free(d);
-    const sp_sparse_defaults topk = {.topk = &v3};
+    const sp_recipe topk = {.topk = &v3};
     assert_fails(describe_with(&f, "{\"sparse_config\":{\"block_size\":16}}", &topk, &d),
                  SP_BAD_INPUT,
                  "incomplete and the run configuration does not give: kernel_size, kernel_stride, "
@@ -443,7 +449,9 @@ static void wrong_sparse_settings_are_refused(void **state) {
          "unknown key \"blok_size\"; is it \"block_size\"?"},
         {SPARSE(8, 4, 1, 16, 32, 8, 256) ",\"attention_sink\":16}}",
          "unknown key \"attention_sink\"; remove it"},
-        {SPARSE(8, 4, 1, 16, 32, 8, 256) ",\"select_blocks\":4}}", "this is a NOSA backbone"},
+        {SPARSE(8, 4, 1, 16, 32, 8, 256) ",\"select_blocks\":4}}",
+         "says that this is a NOSA backbone"},
+        {SPARSE(8, 4, 1, 16, 32, 8, 256) ",\"select_blocks\":0}}", "\"select_blocks\" is 0"},
         {"{\"sparse_config\":{\"kernel_size\":8,\"kernel_stride\":4,\"init_blocks\":1,"
          "\"block_sise\":16,\"window_size\":32,\"topk\":8,\"dense_len\":256}}",
          "unknown key \"block_sise\"; is it \"block_size\"?"},
@@ -462,7 +470,7 @@ static void wrong_sparse_settings_are_refused(void **state) {
     folder f = make_folder("sparse", &mini_default);
     RUN_CASES(f, cases);
     const int64_t bad = 0;
-    const sp_sparse_defaults wrong = {.kernel_size = &bad};
+    const sp_recipe wrong = {.kernel_size = &bad};
     sp_model_desc *d;
     assert_fails(describe_with(&f, "{\"sparse_config\":null}", &wrong, &d), SP_BAD_INPUT,
                  "the run configuration: sparse_config: \"kernel_size\" is 0");
@@ -600,8 +608,8 @@ static void foreign_tensors_are_told_from_harmless_ones(void **state) {
         {"model.layers.0.self_attn.q_proj.bias", "hold: model.layers.0.self_attn.q_proj.bias"},
         {"lm_head.bias", "biases are not supported"},
         {"model.layers.1.self_attn.q_norm.weight", "would compute something else"},
-        {"model.layers.0.self_attn.A", "this is a NOSA backbone"},
-        {"model.layers.1.self_attn.delta.weight", "this is a NOSA backbone"},
+        {"model.layers.0.self_attn.A", "gives select_blocks"},
+        {"model.layers.1.self_attn.delta.weight", "gives select_blocks"},
         {"model.layers.2.self_attn.q_proj.weight", "files hold tensors of 3 layers"},
         {"model.layers.900000000.mlp.up_proj.weight", "files hold tensors of 900000001 layers"},
         {"model.layers.99999999999999999999.mlp.up_proj.weight", NULL}, // no layer at all

@@ -1,6 +1,7 @@
 // Training state: round trip, every kind of damage, comparison with a base model, and the rotation
 // and pointer of a run folder.
 #include "checkpoints/checkpoints.h"
+#include "checkpoints/internal.h"
 #include "common/h5.h"
 #include "common/util.h"
 #include "tests/support.h"
@@ -118,6 +119,33 @@ static void round_trip(void **unused) {
     sp_train_state_free(&r);
     sp_train_state_free(&s);
     free(path), free(again);
+}
+
+// select_blocks stands in the file of a NOSA backbone only, so that other files are what they were.
+static void backbone_of_nosa(void **unused) {
+    (void)unused;
+    char *path = in_tmp("nosa.h5");
+    for (int64_t blocks = 0; blocks < 8; blocks += 7) {
+        sp_train_state s = make_state(3), r;
+        s.sparse.select_blocks = blocks;
+        s.sparse.select_blocks_from = blocks ? SP_FROM_RECIPE : SP_FROM_MODEL;
+        assert_ok(sp_state_save(path, &s));
+        assert_ok(sp_state_load(path, &r));
+        assert_true(same_state(&s, &r));
+        sp_h5_begin();
+        hid_t f = sp_h5_open_readonly(path), g = H5Gopen2(f, "sparse_config", H5P_DEFAULT);
+        assert_int_equal(H5Aexists(g, "select_blocks") > 0, blocks > 0);
+        H5Gclose(g);
+        H5Fclose(f);
+        sp_h5_end();
+        json_t *o = sp_state_sparse_json(&s);
+        assert_int_equal(json_integer_value(json_object_get(o, "select_blocks")), blocks);
+        assert_int_equal(json_object_get(o, "select_blocks") != NULL, blocks > 0);
+        json_decref(o);
+        sp_train_state_free(&r);
+        sp_train_state_free(&s);
+    }
+    free(path);
 }
 
 // What an outside reader sees: names, shapes and true 32-bit floats.
@@ -463,6 +491,7 @@ static void killed_while_saving(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip),
+        cmocka_unit_test(backbone_of_nosa),
         cmocka_unit_test(layout_for_others),
         cmocka_unit_test(truncated),
         cmocka_unit_test(flipped),

@@ -24,18 +24,20 @@ struct sp_distill {
     sp_tensor k_teacher;     // [max_tokens, Hkv*d]: room for every grid of the schedule
     sp_tensor importance;    // F32 [tile, Hkv*n_d]
     sp_tensor lists;         // I32 [max_tokens, Hkv*k]
+    sp_tensor loss_lists;    // I32 [tile, Hkv*k1]; with desc->cis, else those are `lists`
+    sp_cis_ranking rank;     // of the present layer
     sp_tensor row_loss;      // F32 [L*max_tokens, Hkv], summed after the last layer
 
     // Made by the first sp_distill_recall.
     sp_tensor scores;                      // F32 [tile, Hkv*n_d]
-    sp_tensor teacher_lists, chosen_lists; // I32 [tile, Hkv*k]
+    sp_tensor teacher_lists, chosen_lists; // I32 [tile, Hkv*k1]
     float *host_importance;
     int32_t *host_teacher, *host_chosen;
 };
 
 // ---- memory -------------------------------------------------------------------------------------
 
-enum { STEP_TENSORS = 8 };
+enum { STEP_TENSORS = 11 };
 
 typedef struct step_part {
     sp_tensor *tensor;
@@ -51,7 +53,8 @@ static void step_parts(const sp_model_desc *desc, sp_dtype storage, sp_distill *
     int64_t kv_cols = heads * desc->heads.head_dim;
     int64_t n_d = sp_windows(sp_deployed_grid(desc), T);
     if (n_d < 1) n_d = 1; // sequences below one window are skipped, but must not fail
-    int64_t k = sp_model_selection(desc, false).topk;
+    int64_t k = sp_model_selection(desc, false).topk, k1 = sp_model_shortlist(desc, false).topk;
+    int64_t nb = (T + desc->sparse.block_size - 1) / desc->sparse.block_size;
     const step_part list[STEP_TENSORS] = {
         {&d->x_before, storage, T, desc->hidden, "attention input of the layer before"},
         {&d->f, storage, T, kv_cols, "Forecasts"},
@@ -60,14 +63,12 @@ static void step_parts(const sp_model_desc *desc, sp_dtype storage, sp_distill *
         {&d->k_teacher, storage, T, kv_cols, "compressed keys of the teacher grid"},
         {&d->importance, SP_F32, d->tile, heads * n_d, "teacher importance of a query tile"},
         {&d->lists, SP_I32, T, heads * k, "block lists"},
+        {&d->loss_lists, SP_I32, desc->cis ? d->tile : 0, heads * k1, "lists of the loss"},
+        {&d->rank.scores, SP_F32, desc->cis ? heads : 0, nb, "importance of the blocks"},
+        {&d->rank.order, SP_I32, desc->cis ? heads : 0, nb, "order of the blocks"},
         {&d->row_loss, SP_F32, desc->layers * T, heads, "row losses"},
     };
     for (int i = 0; i < STEP_TENSORS; i++) part[i] = list[i];
-}
-
-// Sequences beyond the original maximum use another factor list (model.h).
-static bool needs_long_rope(const sp_model_desc *desc, int64_t max_tokens) {
-    return desc->rope_long && max_tokens > desc->original_max_positions;
 }
 
 sp_status sp_distill_open(const sp_model *m, int64_t max_tokens, const sp_distill_args *a,
@@ -85,10 +86,11 @@ sp_status sp_distill_open(const sp_model *m, int64_t max_tokens, const sp_distil
     step_part part[STEP_TENSORS];
     step_parts(desc, sp_backend_storage(m->backend), d, part);
     for (int i = 0; i < STEP_TENSORS; i++)
-        SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, part[i].rows, part[i].cols, part[i].what,
-                              part[i].tensor));
+        if (part[i].rows)
+            SP_GO(sp_tensor_alloc(m->backend, part[i].dtype, part[i].rows, part[i].cols,
+                                  part[i].what, part[i].tensor));
     SP_GO(sp_workspace_make(m, max_tokens, &d->w));
-    bool two = needs_long_rope(desc, max_tokens);
+    bool two = sp_rope_needs_two(desc, max_tokens);
     SP_GO(sp_rope_table_make(m->backend, desc, two ? desc->original_max_positions : max_tokens,
                              a->allow_longer, &d->rope));
     if (two)
@@ -103,9 +105,11 @@ done:
 void sp_distill_close(sp_distill *d) {
     if (!d) return;
     sp_tensor *const tensor[] = {
-        &d->x_before, &d->f,        &d->df,     &d->k_deployed,    &d->k_teacher,   &d->importance,
-        &d->lists,    &d->row_loss, &d->scores, &d->teacher_lists, &d->chosen_lists};
+        &d->x_before,      &d->f,           &d->df,         &d->k_deployed, &d->k_teacher,
+        &d->importance,    &d->lists,       &d->loss_lists, &d->row_loss,   &d->scores,
+        &d->teacher_lists, &d->chosen_lists};
     for (size_t i = 0; i < sizeof tensor / sizeof *tensor; i++) sp_tensor_free(tensor[i]);
+    sp_cis_ranking_free(&d->rank);
     free(d->host_importance);
     free(d->host_teacher);
     free(d->host_chosen);
@@ -130,7 +134,7 @@ int64_t sp_distill_bytes(const sp_backend *be, const sp_model_desc *desc, int64_
     for (int i = 0; i < STEP_TENSORS; i++)
         bytes += part[i].rows * part[i].cols * sp_dtype_size(part[i].dtype);
     int64_t positions = max_tokens;
-    if (needs_long_rope(desc, max_tokens)) positions += desc->original_max_positions;
+    if (sp_rope_needs_two(desc, max_tokens)) positions += desc->original_max_positions;
     return bytes + positions * desc->heads.head_dim * (int64_t)sizeof(float); // cos and sin
 }
 
@@ -145,6 +149,7 @@ typedef struct pass {
     const sp_forecast_device *w;
     int64_t T, n_d, nb;
     sp_selection selection; // of the trajectory
+    sp_selection shortlist; // of the loss
     const sp_rope_table *rope;
     sp_importance_args importance;
 
@@ -163,6 +168,7 @@ static void pass_init(pass *p, sp_distill *d, const sp_forecast_device *w, int64
     const sp_model_desc *desc = d->m->desc;
     *p = (pass){.d = d, .w = w, .T = T};
     p->selection = sp_model_selection(desc, d->a.mask_future);
+    p->shortlist = sp_model_shortlist(desc, d->a.mask_future);
     p->n_d = sp_windows(sp_deployed_grid(desc), T);
     p->nb = (T + p->selection.block - 1) / p->selection.block;
     p->rope = d->rope_long.cos.data && T > desc->original_max_positions ? &d->rope_long : &d->rope;
@@ -174,10 +180,12 @@ static sp_tensor tile_view(const pass *p, sp_tensor t, int64_t R) {
 }
 
 static sp_status probe_tile(const pass *p, int64_t i0, int64_t R, sp_tensor importance,
-                            sp_tensor lists) {
+                            sp_tensor loss_lists, sp_tensor lists) {
     const sp_distill_probe *probe = p->probe;
     if (probe->importance)
         SP_TRY(sp_download(importance, probe->importance + i0 * importance.cols));
+    if (probe->loss_lists)
+        SP_TRY(sp_download(loss_lists, probe->loss_lists + i0 * loss_lists.cols));
     if (probe->lists) SP_TRY(sp_download(lists, probe->lists + i0 * lists.cols));
     if (probe->forecast)
         SP_TRY(sp_download(sp_tensor_rows(p->d->f, i0, R), probe->forecast + i0 * p->d->f.cols));
@@ -189,13 +197,9 @@ static sp_status kl_tile(const pass *p, int64_t layer, int64_t i0, int64_t R, sp
     sp_distill *d = p->d;
     const sp_model_desc *desc = d->m->desc;
     bool probed = p->probe && p->probe->layer == layer;
-    if (probed) SP_TRY(probe_tile(p, i0, R, importance, lists));
-    if (p->probe && p->probe->fixed_lists)
-        SP_TRY(sp_upload(lists, p->probe->fixed_lists + (layer * p->T + i0) * lists.cols));
-
     sp_kl_args kl = {.heads = desc->heads,
                      .deployed = sp_deployed_grid(desc),
-                     .selection = p->selection,
+                     .selection = p->shortlist,
                      .gradient = d->a.gradient,
                      .weight = p->weight};
     sp_tensor row_loss = sp_tensor_rows(d->row_loss, layer * d->max_tokens + i0, R);
@@ -250,7 +254,7 @@ static int64_t common_blocks(const int32_t *a, int64_t n_a, const int32_t *b, in
 // Adds one (row, head) to the sums. The lists are overwritten by their chosen blocks.
 static void add_recall(pass *p, int64_t qb, const float *importance, int32_t *teacher,
                        int32_t *forecast) {
-    const sp_selection *s = &p->selection;
+    const sp_selection *s = &p->shortlist;
     int64_t cells = s->block / p->importance.deployed.stride;
     int64_t n_teacher = chosen_blocks(s, teacher, qb, teacher);
     int64_t n_forecast = chosen_blocks(s, forecast, qb, forecast);
@@ -263,13 +267,26 @@ static void add_recall(pass *p, int64_t qb, const float *importance, int32_t *te
     *p->rows += 1;
 }
 
+// Before the lists are used: shows them and replaces them.
+static sp_status probe_lists(const pass *p, int64_t layer, int64_t i0, int64_t R,
+                             sp_tensor importance, sp_tensor loss_lists, sp_tensor lists) {
+    const sp_distill_probe *probe = p->probe;
+    int64_t at = layer * p->T + i0;
+    if (!probe) return SP_OK;
+    if (probe->layer == layer) SP_TRY(probe_tile(p, i0, R, importance, loss_lists, lists));
+    if (probe->fixed_lists) SP_TRY(sp_upload(lists, probe->fixed_lists + at * lists.cols));
+    if (probe->fixed_loss_lists)
+        SP_TRY(sp_upload(loss_lists, probe->fixed_loss_lists + at * loss_lists.cols));
+    return SP_OK;
+}
+
 static sp_status recall_tile(pass *p, int64_t i0, int64_t R, sp_tensor importance) {
     sp_distill *d = p->d;
     const sp_model_desc *desc = d->m->desc;
-    int64_t heads = desc->heads.kv_heads, k = p->selection.topk;
+    int64_t heads = desc->heads.kv_heads, k = p->shortlist.topk;
     if ((i0 + R - 1) / p->selection.block + 1 <= k) return SP_OK; // everything visible is listed
     sp_grid deployed = sp_deployed_grid(desc);
-    sp_selection masked = sp_model_selection(desc, true);
+    sp_selection masked = sp_model_shortlist(desc, true);
     sp_tensor scores = tile_view(p, d->scores, R);
     sp_tensor teacher = sp_tensor_rows(d->teacher_lists, 0, R);
     sp_tensor chosen = sp_tensor_rows(d->chosen_lists, 0, R);
@@ -295,7 +312,8 @@ static sp_status recall_tile(pass *p, int64_t i0, int64_t R, sp_tensor importanc
 static sp_status alloc_recall(sp_distill *d) {
     if (d->host_chosen) return SP_OK;
     sp_backend *be = d->m->backend;
-    int64_t list = d->lists.cols, window = d->importance.cols;
+    int64_t window = d->importance.cols;
+    int64_t list = d->m->desc->heads.kv_heads * sp_model_shortlist(d->m->desc, true).topk;
     if (!d->scores.data)
         SP_TRY(sp_tensor_alloc(be, SP_F32, d->tile, window, "Forecast scores", &d->scores));
     if (!d->teacher_lists.data)
@@ -324,17 +342,26 @@ static sp_status pass_tiles(pass *p, int64_t layer) {
         k_teacher = sp_tensor_rows(d->k_teacher, 0, sp_windows(teacher, p->T));
         SP_TRY(sp_compress_keys(k, teacher, 0, k_teacher));
     }
+    // Attention's lists go beyond those of the loss; the last layer needs none.
+    bool extend = desc->cis && layer + 1 < desc->layers;
+    sp_tensor order;
+    if (extend) SP_TRY(sp_cis_rank(desc, &d->rank, sp_workspace_cis(d->m, &d->w, p->T), &order));
     for (int64_t i0 = 0; i0 < p->T; i0 += d->tile) {
         int64_t R = p->T - i0 < d->tile ? p->T - i0 : d->tile;
         sp_tensor importance = tile_view(p, d->importance, R);
         sp_tensor lists = sp_tensor_rows(d->lists, i0, R);
+        sp_tensor loss_lists = desc->cis ? sp_tensor_rows(d->loss_lists, 0, R) : lists;
         SP_TRY(sp_importance(&p->importance, sp_tensor_rows(q, i0, R), i0, k_teacher, importance));
-        SP_TRY(sp_select_blocks(&p->selection, deployed, desc->heads.kv_heads, importance, i0,
-                                p->nb, lists));
+        SP_TRY(sp_select_blocks(&p->shortlist, deployed, desc->heads.kv_heads, importance, i0,
+                                p->nb, loss_lists));
+        if (extend)
+            SP_TRY(sp_extend_lists(p->selection.block, desc->heads.kv_heads, loss_lists, i0, order,
+                                   lists));
+        SP_TRY(probe_lists(p, layer, i0, R, importance, loss_lists, lists));
         if (p->recall)
             SP_TRY(recall_tile(p, i0, R, importance));
         else
-            SP_TRY(kl_tile(p, layer, i0, R, importance, lists));
+            SP_TRY(kl_tile(p, layer, i0, R, importance, loss_lists));
     }
     return SP_OK;
 }
@@ -369,7 +396,7 @@ static sp_status pass_layer(pass *p, int64_t layer) {
     if (last) return SP_OK;
     sp_phase_begin(be, "attention, MLP");
     SP_TRY(sp_sparse_attention(*heads, sp_workspace_q(m, &d->w, T), 0, sp_workspace_k(m, &d->w, T),
-                               sp_workspace_v(m, &d->w, T), SP_NO_TENSOR,
+                               sp_workspace_v(m, &d->w, T), sp_workspace_cis(m, &d->w, T),
                                sp_tensor_rows(d->lists, 0, T), p->selection.block,
                                sp_tensor_rows(d->w.attn, 0, T)));
     SP_TRY(sp_forward_tail(m, &d->w, layer, T));

@@ -61,12 +61,16 @@ sp_status sp_distill_recall(sp_distill *d, const sp_forecast_device *w, const in
 // For tests, reports and golden values: everything of one layer, host arrays, NULL = not wanted.
 typedef struct sp_distill_probe {
     int64_t layer;
-    const int32_t *fixed_lists; // [L][T][Hkv*k] lists to use instead of the teacher's own, or NULL
-    float *importance;          // [T][Hkv][n_d]
-    float *row_loss;            // [T][Hkv]
-    float *student_p, *dz;      // [T][Hkv][n_d]
-    float *forecast;            // [T][Hkv][d] rotated Forecast that scores `layer`
-    int32_t *lists;             // [T][Hkv][k], the layer's own selection, whatever was used
+    // Lists to use instead of the teacher's own, or NULL: of the attention [L][T][Hkv*k] and, where
+    // the model has another one for it (sp_model_shortlist), of the loss [L][T][Hkv*k1].
+    const int32_t *fixed_lists, *fixed_loss_lists;
+    float *importance;     // [T][Hkv][n_d]
+    float *row_loss;       // [T][Hkv]
+    float *student_p, *dz; // [T][Hkv][n_d]
+    float *forecast;       // [T][Hkv][d] rotated Forecast that scores `layer`
+    // The layer's own selection, whatever was used: of the loss [T][Hkv][k1]; of the attention
+    // [T][Hkv][k], where they differ not for the last layer, which has none.
+    int32_t *loss_lists, *lists;
 } sp_distill_probe;
 sp_status sp_distill_step_probed(sp_distill *d, const sp_forecast_device *w, const int32_t *tokens,
                                  int64_t T, double scale, sp_tensor *grad, double *loss,

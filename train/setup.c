@@ -73,18 +73,9 @@ static sp_status open_folder(sp_trainer *t) {
 
 // ---- model, schedule, batch ---------------------------------------------------------------------
 
-static const int64_t *given(const sp_int_option *o) {
-    return o->given ? &o->value : NULL;
-}
-
 static sp_status describe_model(sp_trainer *t) {
-    const sp_config *c = t->config;
-    sp_sparse_defaults defaults = {
-        given(&c->sparse_config.kernel_size), given(&c->sparse_config.kernel_stride),
-        given(&c->sparse_config.init_blocks), given(&c->sparse_config.block_size),
-        given(&c->sparse_config.window_size), given(&c->sparse_config.topk),
-        given(&c->sparse_config.dense_len)};
-    return sp_model_describe(c->base, &defaults, &t->desc);
+    sp_recipe recipe = sp_recipe_of(t->config);
+    return sp_model_describe(t->config->base, &recipe, &t->desc);
 }
 
 // What depends on several settings at once; all findings together.
@@ -140,6 +131,7 @@ int64_t sp_base_parameters(const sp_model_desc *d) {
     int64_t q = d->heads.q_heads * d->heads.head_dim, kv = d->heads.kv_heads * d->heads.head_dim;
     int64_t layer =
         2 * d->hidden + (q + 2 * kv) * d->hidden + q * d->hidden + 3 * d->ffn * d->hidden;
+    if (d->cis) layer += d->heads.kv_heads * (1 + kv);
     return d->vocab * d->hidden * (d->tied_head ? 1 : 2) + d->hidden + d->layers * layer;
 }
 

@@ -9,6 +9,7 @@
 typedef struct layer_cache {
     sp_tensor k, v; // [max_tokens, Hkv*d]
     sp_tensor c;    // [max windows, Hkv*d]; sp_windows(grid, tokens) rows are valid
+    sp_tensor cis;  // F32 [Hkv, max_tokens]; with desc->cis
 } layer_cache;
 
 struct sp_engine {
@@ -25,6 +26,8 @@ struct sp_engine {
     sp_rope_table rope;
     sp_tensor scores;    // F32 [tile, Hkv*n_d]
     sp_tensor lists;     // I32 [max_append, Hkv*k]
+    sp_tensor chosen;    // I32 [max_append, Hkv*k1] what the query chose; with desc->cis
+    sp_cis_ranking rank; // of the present layer
     sp_tensor f;         // [max_append, Hkv*d] Forecast for the present layer
     sp_tensor q_next;    // [max_append, Hq*d] InfiniGen-style query for the present layer
     sp_tensor logits;    // F32 [tile, V]
@@ -47,12 +50,19 @@ static sp_status allocate(sp_engine *e) {
         SP_TRY(sp_tensor_alloc(be, t, e->a.max_tokens, kv, "key cache", &c->k));
         SP_TRY(sp_tensor_alloc(be, t, e->a.max_tokens, kv, "value cache", &c->v));
         SP_TRY(sp_tensor_alloc(be, t, windows, kv, "compressed keys", &c->c));
+        if (d->cis)
+            SP_TRY(sp_tensor_alloc(be, SP_F32, d->heads.kv_heads, e->a.max_tokens,
+                                   "importance of the keys", &c->cis));
     }
     SP_TRY(sp_workspace_make(e->m, n, &e->w));
     SP_TRY(sp_rope_table_make(be, d, e->a.max_tokens, e->a.allow_longer, &e->rope));
     SP_TRY(sp_tensor_alloc(be, SP_F32, e->tile, d->heads.kv_heads * windows, "window scores",
                            &e->scores));
     SP_TRY(sp_tensor_alloc(be, SP_I32, n, list, "block lists", &e->lists));
+    SP_TRY(sp_cis_ranking_make(be, d, e->a.max_tokens, &e->rank));
+    if (d->cis)
+        SP_TRY(sp_tensor_alloc(be, SP_I32, n, d->heads.kv_heads * sp_model_shortlist(d, true).topk,
+                               "shortlists", &e->chosen));
     SP_TRY(sp_tensor_alloc(be, t, n, kv, "Forecasts", &e->f));
     SP_TRY(sp_tensor_alloc(be, t, n, d->heads.q_heads * d->heads.head_dim, "proxy queries",
                            &e->q_next));
@@ -88,12 +98,15 @@ void sp_engine_close(sp_engine *e) {
         sp_tensor_free(&e->layer[l].k);
         sp_tensor_free(&e->layer[l].v);
         sp_tensor_free(&e->layer[l].c);
+        sp_tensor_free(&e->layer[l].cis);
     }
     free(e->layer);
     sp_workspace_free(&e->w);
     sp_rope_table_free(&e->rope);
     sp_tensor_free(&e->scores);
     sp_tensor_free(&e->lists);
+    sp_tensor_free(&e->chosen);
+    sp_cis_ranking_free(&e->rank);
     sp_tensor_free(&e->f);
     sp_tensor_free(&e->q_next);
     sp_tensor_free(&e->logits);
@@ -139,8 +152,17 @@ static sp_status make_scorer(sp_engine *e, int64_t l, sp_tensor x) {
     return sp_forecast_rows(e->m, w, x, &e->rope, e->tokens, sp_tensor_rows(out, 0, x.rows));
 }
 
+// Importance of the first `total` keys; SP_NO_TENSOR where the model has none.
+static sp_tensor cis_of(const sp_engine *e, int64_t l, int64_t total) {
+    return e->m->desc->cis ? sp_tensor_cols(e->layer[l].cis, 0, total) : SP_NO_TENSOR;
+}
+
 static sp_status select_blocks(sp_engine *e, int64_t l, sp_tensor q, int64_t row0, int64_t n) {
+    const sp_model_desc *d = e->m->desc;
     int64_t total = e->tokens + n;
+    sp_tensor order = SP_NO_TENSOR;
+    if (e->run.selector != SP_SELECT_RANDOM)
+        SP_TRY(sp_cis_rank(d, &e->rank, cis_of(e, l, total), &order));
     sp_tensor source = e->run.selector == SP_SELECT_FORECAST    ? e->f
                        : e->run.selector == SP_SELECT_INFINIGEN ? e->q_next
                                                                 : q;
@@ -149,12 +171,16 @@ static sp_status select_blocks(sp_engine *e, int64_t l, sp_tensor q, int64_t row
         sp_tensor lists = sp_tensor_rows(e->lists, r, rows);
         if (e->run.selector == SP_SELECT_RANDOM) {
             SP_TRY(sp_random_lists(&e->select.selection, e->run.seed, l, i0, rows,
-                                   e->m->desc->heads.kv_heads, e->host_lists));
+                                   d->heads.kv_heads, e->host_lists));
             SP_TRY(sp_upload(lists, e->host_lists));
-        } else {
-            SP_TRY(sp_select_rows(e->m, &e->select, sp_tensor_rows(source, r, rows), i0,
-                                  e->layer[l].c, total, e->scores, lists));
+            continue;
         }
+        sp_tensor chosen = d->cis ? sp_tensor_rows(e->chosen, r, rows) : lists;
+        SP_TRY(sp_select_rows(e->m, &e->select, sp_tensor_rows(source, r, rows), i0, e->layer[l].c,
+                              total, e->scores, chosen));
+        if (d->cis)
+            SP_TRY(sp_extend_lists(e->select.selection.block, d->heads.kv_heads, chosen, i0, order,
+                                   lists));
     }
     return SP_OK;
 }
@@ -163,11 +189,12 @@ static sp_status attend(sp_engine *e, int64_t l, sp_tensor q, int64_t row0, int6
     const sp_heads heads = e->m->desc->heads;
     sp_tensor k = sp_tensor_rows(e->layer[l].k, 0, e->tokens + n);
     sp_tensor v = sp_tensor_rows(e->layer[l].v, 0, e->tokens + n);
+    sp_tensor cis = cis_of(e, l, e->tokens + n);
     sp_tensor out = sp_tensor_rows(e->w.attn, row0, n - row0);
     q = sp_tensor_rows(q, row0, n - row0);
     if (e->run.selector == SP_SELECT_DENSE)
-        return sp_dense_attention(heads, q, e->tokens + row0, k, v, SP_NO_TENSOR, out);
-    return sp_sparse_attention(heads, q, e->tokens + row0, k, v, SP_NO_TENSOR,
+        return sp_dense_attention(heads, q, e->tokens + row0, k, v, cis, out);
+    return sp_sparse_attention(heads, q, e->tokens + row0, k, v, cis,
                                sp_tensor_rows(e->lists, row0, n - row0), e->select.selection.block,
                                out);
 }
@@ -179,7 +206,12 @@ static sp_status show(sp_engine *e, int64_t l, sp_tensor x, sp_tensor q) {
     v.c = sp_tensor_rows(e->layer[l].c, 0, sp_windows(e->grid, total));
     v.rope = &e->rope;
     if (e->run.selector == SP_SELECT_FORECAST) v.f = sp_tensor_rows(e->f, 0, n);
-    if (e->run.selector != SP_SELECT_DENSE) v.lists = sp_tensor_rows(e->lists, 0, n);
+    v.cis = cis_of(e, l, total);
+    if (e->run.selector != SP_SELECT_DENSE) {
+        bool short_listed = e->m->desc->cis && e->run.selector != SP_SELECT_RANDOM;
+        v.lists = sp_tensor_rows(e->lists, 0, n);
+        v.chosen = short_listed ? sp_tensor_rows(e->chosen, 0, n) : v.lists;
+    }
     return e->run.probe(e->run.user, &v);
 }
 
@@ -191,6 +223,8 @@ static sp_status run_layer(sp_engine *e, int64_t l, int64_t n, int64_t row0) {
     sp_tensor x = sp_tensor_rows(w->x, 0, n), q = sp_workspace_q(m, w, n);
     SP_TRY(sp_copy(sp_tensor_rows(c->k, e->tokens, n), sp_workspace_k(m, w, n)));
     SP_TRY(sp_copy(sp_tensor_rows(c->v, e->tokens, n), sp_workspace_v(m, w, n)));
+    if (m->desc->cis)
+        SP_TRY(sp_copy(sp_tensor_cols(c->cis, e->tokens, n), sp_workspace_cis(m, w, n)));
     SP_TRY(extend_compressed(e, c, e->tokens + n));
     if (l == 0) SP_TRY(make_scorer(e, 0, x));
     if (e->run.selector != SP_SELECT_DENSE) SP_TRY(select_blocks(e, l, q, row0, n));

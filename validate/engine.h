@@ -28,14 +28,17 @@ typedef struct sp_engine sp_engine;
 // tensors are views, valid during the call only.
 typedef struct sp_engine_layer {
     int64_t layer;
-    int64_t pos0, n; // rows of this append: positions pos0 .. pos0+n-1
-    int64_t tokens;  // pos0 + n
-    sp_tensor x;     // [n, D] normed input of the attention block
-    sp_tensor q;     // [n, Hq*d] rotated
-    sp_tensor k;     // [tokens, Hkv*d] rotated keys of the whole sequence
-    sp_tensor c;     // [windows, Hkv*d] compressed keys on the deployed grid
-    sp_tensor f;     // [n, Hkv*d] rotated Forecast that scores this layer; data NULL if not used
-    sp_tensor lists; // I32 [n, Hkv*k]; data NULL if dense
+    int64_t pos0, n;  // rows of this append: positions pos0 .. pos0+n-1
+    int64_t tokens;   // pos0 + n
+    sp_tensor x;      // [n, D] normed input of the attention block
+    sp_tensor q;      // [n, Hq*d] rotated
+    sp_tensor k;      // [tokens, Hkv*d] rotated keys of the whole sequence
+    sp_tensor c;      // [windows, Hkv*d] compressed keys on the deployed grid
+    sp_tensor f;      // [n, Hkv*d] rotated Forecast that scores this layer; data NULL if not used
+    sp_tensor cis;    // F32 [Hkv, tokens] importance of the keys; data NULL without
+    sp_tensor lists;  // I32 [n, Hkv*k]; data NULL if dense
+    sp_tensor chosen; // I32 [n, Hkv*k1]: what the query chose of them (sp_model_shortlist); `lists`
+                      // themselves without importance, and where nothing is scored
     const sp_rope_table *rope;
 } sp_engine_layer;
 typedef sp_status (*sp_engine_probe)(void *user, const sp_engine_layer *layer);

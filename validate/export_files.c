@@ -415,20 +415,23 @@ static void expect_grid(sp_problems *p, const char *where, json_t *o, const sp_m
     expect(p, where, o, "init_blocks", s->init_blocks, compared);
     expect(p, where, o, "window_size", s->window_size, compared);
     expect(p, where, o, "topk", s->topk, compared);
+    if (d->cis) expect(p, where, o, "select_blocks", s->select_blocks, compared);
 }
 
-// E4: k_effective = topk + window/block = forced + chosen, wherever it is written down.
+// E4: k_effective = topk + window/block = forced + chosen (+ those by the importance of their
+// keys), wherever it is written down.
 static sp_status check_topk(sp_report *r, const sp_model_desc *d, const sp_exported *x) {
     sp_selection s = sp_model_selection(d, true);
     int64_t forced = s.init_blocks + s.local_blocks + 1, compared = 0;
+    int64_t shortlist = sp_model_shortlist(d, true).topk;
     sp_problems p = {0};
     sp_check c = sp_check_blank("E4");
     c.threshold = 0;
-    if (s.topk <= forced)
+    if (shortlist <= forced)
         sp_problems_add(&p,
                         "%lld blocks per query, of which %lld are forced: none is left to "
                         "choose",
-                        (long long)s.topk, (long long)forced);
+                        (long long)shortlist, (long long)forced);
     for (int64_t i = 0; i < x->n_files; i++)
         expect_grid(&p, x->file[i].name, x->file[i].sparse_config, d, &compared);
     if (x->record) {
@@ -438,7 +441,8 @@ static sp_status check_topk(sp_report *r, const sp_model_desc *d, const sp_expor
         expect(&p, record_file, o, "local_blocks", s.local_blocks, &compared);
         expect(&p, record_file, o, "k_effective", s.topk, &compared);
         expect(&p, record_file, o, "k_forced", forced, &compared);
-        expect(&p, record_file, o, "k_chosen", s.topk - forced, &compared);
+        expect(&p, record_file, o, "k_chosen", shortlist - forced, &compared);
+        expect(&p, record_file, o, "k_by_importance", s.topk - shortlist, &compared);
     }
     c.n = compared;
     c.value = (double)p.count;

@@ -32,8 +32,9 @@ typedef struct sp_pass {
     const sp_model_desc *desc;
     const sp_model *model;
     sp_selection selection;                  // future masked
+    sp_selection shortlist;                  // the part that the query chooses (model.h)
     sp_grid grid, fine;                      // deployed; the teacher's fine one
-    int64_t chosen;                          // k - I - W - 1: blocks really chosen
+    int64_t chosen;                          // its k - I - W - 1: blocks really chosen by a query
     sp_forecast_device *trained, *untrained; // on the backend
     sp_text_source text;
     bool needles; // the model knows the corpus

@@ -35,8 +35,8 @@ typedef struct selection_probe {
     const sp_pass *p;
     int64_t stride; // every stride-th row is checked
     int64_t rows, swaps, unexplained;
-    int64_t first[3]; // layer, head, position of the first unexplained row
-    float *f, *c;     // host copies
+    int64_t first[3];   // layer, head, position of the first unexplained row
+    float *f, *c, *cis; // host copies; cis [Hkv][T] of a model that has it
     int32_t *lists;
     double *score, *bound; // [nb]
     bool *want;            // [nb]
@@ -107,19 +107,53 @@ static void compare_row(selection_probe *s, const int32_t *list, int64_t k, int6
     if (!ok && s->unexplained++ == 0) memcpy(s->first, where, sizeof s->first);
 }
 
+// Scores of the second stage (training.md 5.4): the importance of the keys in double, +inf for what
+// the query chose; fp32 sums of `kernel` terms.
+static void reference_importance(const sp_pass *p, const float *cis, const int32_t *chosen,
+                                 int64_t n, int64_t n_d, double *score, double *bound) {
+    int64_t per_block = p->selection.block / p->grid.stride;
+    for (int64_t b = 0; b < n; b++) {
+        score[b] = -INFINITY;
+        for (int64_t j = b * per_block - 1; j < (b + 1) * per_block; j++) {
+            if (j < 0 || j >= n_d) continue;
+            double sum = 0;
+            for (int64_t t = 0; t < p->grid.kernel; t++)
+                sum += (double)cis[j * p->grid.stride + t] / (double)p->grid.kernel;
+            if (sum > score[b]) score[b] = sum;
+        }
+        bound[b] = (double)p->grid.kernel * FLT_EPSILON * fabs(score[b]);
+    }
+    for (int64_t e = 0; e < p->shortlist.topk; e++)
+        if (chosen[e] >= 0 && chosen[e] < n) score[chosen[e]] = INFINITY;
+}
+
+// What the query chose, then, in a model whose keys have an importance, what fills the lists.
 static sp_status selection_on_layer(void *user, const sp_engine_layer *v) {
     selection_probe *s = user;
     const sp_pass *p = s->p;
-    int64_t hk = p->desc->heads.kv_heads, d = p->desc->heads.head_dim, k = p->selection.topk;
+    int64_t hk = p->desc->heads.kv_heads, d = p->desc->heads.head_dim;
+    int64_t k1 = p->shortlist.topk, k = p->selection.topk;
+    int32_t *filled = s->lists + v->n * hk * k1;
     SP_TRY(sp_download(v->f, s->f));
     if (v->c.rows > 0) SP_TRY(sp_download(v->c, s->c));
-    SP_TRY(sp_download(v->lists, s->lists));
+    SP_TRY(sp_download(v->chosen, s->lists));
+    if (v->cis.data) {
+        SP_TRY(sp_download(v->cis, s->cis));
+        SP_TRY(sp_download(v->lists, filled));
+    }
     for (int64_t r = (v->layer * 7) % s->stride; r < v->n; r += s->stride)
         for (int64_t h = 0; h < hk; h++) {
             int64_t i = v->pos0 + r, n = i / p->selection.block + 1;
+            const int64_t where[3] = {v->layer, h, i};
+            const int32_t *chosen = s->lists + (r * hk + h) * k1;
             reference_scores(p, s->f + (r * hk + h) * d, s->c, h, i, v->c.rows, s->score, s->bound);
+            reference_choice(s->score, n, k1, s->want);
+            compare_row(s, chosen, k1, n, where);
+            if (!v->cis.data) continue;
+            reference_importance(p, s->cis + h * v->cis.cols, chosen, n, v->c.rows, s->score,
+                                 s->bound);
             reference_choice(s->score, n, k, s->want);
-            compare_row(s, s->lists + (r * hk + h) * k, k, n, (int64_t[3]){v->layer, h, i});
+            compare_row(s, filled + (r * hk + h) * k, k, n, where);
         }
     return SP_OK;
 }
@@ -133,7 +167,9 @@ static sp_status check_selection(sp_pass *p, sp_engine *e, const int32_t *tokens
     sp_status st = SP_OK;
     SP_GO(sp_alloc(&s.f, T * hk * d, sizeof *s.f, "Forecasts"));
     SP_GO(sp_alloc(&s.c, n_d * hk * d, sizeof *s.c, "compressed keys"));
-    SP_GO(sp_alloc(&s.lists, T * hk * p->selection.topk, sizeof *s.lists, "block lists"));
+    SP_GO(sp_alloc(&s.cis, hk * T, sizeof *s.cis, "importance of the keys"));
+    SP_GO(sp_alloc(&s.lists, T * hk * (p->shortlist.topk + p->selection.topk), sizeof *s.lists,
+                   "block lists"));
     SP_GO(sp_alloc(&s.score, nb, sizeof *s.score, "scores"));
     SP_GO(sp_alloc(&s.bound, nb, sizeof *s.bound, "bounds"));
     SP_GO(sp_alloc(&s.want, nb, sizeof *s.want, "chosen blocks"));
@@ -162,6 +198,7 @@ static sp_status check_selection(sp_pass *p, sp_engine *e, const int32_t *tokens
 done:
     free(s.f);
     free(s.c);
+    free(s.cis);
     free(s.lists);
     free(s.score);
     free(s.bound);

@@ -57,7 +57,7 @@ static void score_row(recall_probe *r, int64_t layer, int64_t head, int64_t i,
                       const float *importance, int64_t n_d,
                       const int32_t *const list[SP_PREDICTORS]) {
     const sp_pass *p = r->p;
-    const sp_selection *s = &p->selection;
+    const sp_selection *s = &p->shortlist;
     int64_t candidates = sp_candidates(s, i), k = s->topk;
     if (candidates <= p->chosen) return;
     int64_t lo = s->init_blocks, hi = lo + candidates;
@@ -125,7 +125,7 @@ static sp_status predict(recall_probe *r, sp_predictor by, sp_selector selector,
 static sp_status tile(recall_probe *r, const sp_engine_layer *v, sp_tensor fine, int64_t i0,
                       int64_t R) {
     const sp_pass *p = r->p;
-    int64_t l = v->layer, hk = r->out->heads, k = p->selection.topk, n_d = r->windows;
+    int64_t l = v->layer, hk = r->out->heads, k = p->shortlist.topk, n_d = r->windows;
     SP_TRY(predict(r, SP_BY_FORECAST, SP_SELECT_FORECAST, sp_tensor_rows(r->forecast, i0, R), i0,
                    v->c));
     SP_TRY(predict(r, SP_BY_UNTRAINED, SP_SELECT_FORECAST, sp_tensor_rows(r->untrained, i0, R), i0,
@@ -159,7 +159,7 @@ static sp_status on_layer(void *user, const sp_engine_layer *v) {
     if (v->layer == 0) SP_TRY(make_scorers(r, 0, v));
     sp_tensor fine = sp_tensor_rows(r->fine, 0, sp_windows(p->fine, r->T));
     SP_TRY(sp_compress_keys(v->k, p->fine, 0, fine));
-    SP_TRY(sp_download(v->lists, r->original));
+    SP_TRY(sp_download(v->chosen, r->original));
     for (int64_t i0 = 0; i0 < r->T; i0 += r->tile)
         SP_TRY(tile(r, v, fine, i0, r->T - i0 < r->tile ? r->T - i0 : r->tile));
     if (v->layer + 1 < p->desc->layers) SP_TRY(make_scorers(r, v->layer + 1, v));
@@ -184,7 +184,7 @@ static sp_status probe_alloc(recall_probe *r) {
     const sp_heads *h = &p->desc->heads;
     sp_backend *be = p->model->backend;
     sp_dtype t = sp_backend_storage(be);
-    int64_t kv = h->kv_heads * h->head_dim, list = h->kv_heads * p->selection.topk;
+    int64_t kv = h->kv_heads * h->head_dim, list = h->kv_heads * p->shortlist.topk;
     int64_t nb = r->T / p->selection.block + 1;
     SP_TRY(sp_tensor_alloc(be, t, r->T, kv, "Forecasts", &r->forecast));
     SP_TRY(sp_tensor_alloc(be, t, r->T, kv, "untrained Forecasts", &r->untrained));

@@ -193,8 +193,10 @@ static void write_setting(const sp_pass *p) {
     set(o, "init_blocks", json_integer(p->selection.init_blocks));
     set(o, "local_blocks", json_integer(p->selection.local_blocks));
     set(o, "k_effective", json_integer(p->selection.topk));
-    set(o, "k_forced", json_integer(p->selection.topk - p->chosen));
+    set(o, "k_forced", json_integer(p->shortlist.topk - p->chosen));
     set(o, "k_chosen", json_integer(p->chosen));
+    if (d->cis) // the rest, which no query chooses
+        set(o, "k_by_importance", json_integer(p->selection.topk - p->shortlist.topk));
     set(o, "dense_len", json_integer(d->sparse.dense_len));
 
     o = json_object_get(root, "workload");
@@ -210,17 +212,8 @@ static void write_setting(const sp_pass *p) {
 // ---- the pass -----------------------------------------------------------------------------------
 
 static sp_status describe_base(const sp_validate_args *a, sp_model_desc **d) {
-    const sp_config *c = a->config;
-    const sp_int_option *o[] = {
-        &c->sparse_config.kernel_size, &c->sparse_config.kernel_stride,
-        &c->sparse_config.init_blocks, &c->sparse_config.block_size,
-        &c->sparse_config.window_size, &c->sparse_config.topk,
-        &c->sparse_config.dense_len,
-    };
-    const int64_t *v[7];
-    for (int i = 0; i < 7; i++) v[i] = o[i]->given ? &o[i]->value : NULL;
-    sp_sparse_defaults defaults = {v[0], v[1], v[2], v[3], v[4], v[5], v[6]};
-    return sp_model_describe(a->base, &defaults, d);
+    sp_recipe recipe = sp_recipe_of(a->config);
+    return sp_model_describe(a->base, &recipe, d);
 }
 
 static sp_status run_measurements(sp_pass *p, const sp_exported *x) {
@@ -305,9 +298,10 @@ sp_status sp_validate(const sp_validate_args *a) {
     SP_GO(describe_base(a, &d));
     p.desc = d;
     p.selection = sp_model_selection(d, true);
+    p.shortlist = sp_model_shortlist(d, true);
     p.grid = sp_deployed_grid(d);
     p.fine = (sp_grid){c->training_kernel_size, c->training_kernel_stride};
-    p.chosen = p.selection.topk - p.selection.init_blocks - p.selection.local_blocks - 1;
+    p.chosen = p.shortlist.topk - p.shortlist.init_blocks - p.shortlist.local_blocks - 1;
     p.rows = c->validate.lm_rows;
     p.samples = c->validate.samples;
     SP_GO(sp_check_grids(d, p.fine));
