@@ -133,7 +133,6 @@ int32_t *golden_i32(const char *file, const char *name, int64_t n) {
     return v;
 }
 
-// Both element types are 4 bytes.
 static void *swap_heads(void *src, int64_t outer, int64_t heads, int64_t rows, int64_t cols) {
     char *out;
     size_t line = (size_t)cols * 4;
@@ -150,12 +149,6 @@ static void *swap_heads(void *src, int64_t outer, int64_t heads, int64_t rows, i
 float *golden_rows_f32(const char *file, const char *name, int64_t outer, int64_t heads,
                        int64_t rows, int64_t cols) {
     return swap_heads(golden_f32(file, name, outer * heads * rows * cols), outer, heads, rows,
-                      cols);
-}
-
-int32_t *golden_rows_i32(const char *file, const char *name, int64_t outer, int64_t heads,
-                         int64_t rows, int64_t cols) {
-    return swap_heads(golden_i32(file, name, outer * heads * rows * cols), outer, heads, rows,
                       cols);
 }
 

@@ -23,8 +23,6 @@ int32_t *golden_i32(const char *file, const char *name, int64_t n);
 // [outer][heads][rows][cols] -> [outer][rows][heads][cols]
 float *golden_rows_f32(const char *file, const char *name, int64_t outer, int64_t heads,
                        int64_t rows, int64_t cols);
-int32_t *golden_rows_i32(const char *file, const char *name, int64_t outer, int64_t heads,
-                         int64_t rows, int64_t cols);
 // Bit sets [outer][heads][rows] (bit b: block b) -> ascending lists [outer][rows][heads][k].
 int32_t *golden_bits(const char *file, const char *name, int64_t outer, int64_t heads, int64_t rows,
                      int64_t k);

@@ -115,7 +115,7 @@ static void golden_layer(void **state) {
     (void)state;
     enum { T = 256 };
     sp_backend *be = test_backend();
-    int32_t *lists = golden_rows_i32("forward", "lists", 6, 2, T, 10);
+    int32_t *lists = golden_bits("forward", "lists.bits", 6, 2, T, 10);
     test_guarded q = test_golden(be, "forward", "q.3", T, 0, T, 512);
     test_guarded k = test_golden(be, "forward", "k.3", T, 0, T, 128);
     test_guarded v = test_golden(be, "forward", "v.3", T, 0, T, 128);

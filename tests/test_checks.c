@@ -303,9 +303,11 @@ typedef struct fixture {
     sp_pass p;
 } fixture;
 
-static void open_pass(fixture *x, int64_t length, int64_t rows) {
-    const sp_model *m = test_tiny_base();
-    *x = (fixture){.forecast = trained(), .lengths = {length}};
+// Takes over `forecast`.
+static void open_pass_of(fixture *x, const sp_model *m, sp_forecast forecast, int64_t length,
+                         int64_t rows) {
+    sp_selection s = sp_model_shortlist(m->desc, true);
+    *x = (fixture){.forecast = forecast, .lengths = {length}};
     assert_ok(sp_report_open(&x->report));
     assert_ok(sp_forecast_alloc(m->desc, &x->random));
     sp_forecast_init(&x->random, 7);
@@ -315,9 +317,10 @@ static void open_pass(fixture *x, int64_t length, int64_t rows) {
                      .desc = m->desc,
                      .model = m,
                      .selection = sp_model_selection(m->desc, true),
+                     .shortlist = s,
                      .grid = sp_deployed_grid(m->desc),
                      .fine = {2, 1},
-                     .chosen = 6,
+                     .chosen = s.topk - s.init_blocks - s.local_blocks - 1,
                      .trained = &x->trained,
                      .untrained = &x->untrained,
                      .text = {.corpus = true, .name = "corpus"},
@@ -329,6 +332,10 @@ static void open_pass(fixture *x, int64_t length, int64_t rows) {
                      .seed = 7,
                      .noise_kl = NAN,
                      .report = &x->report};
+}
+
+static void open_pass(fixture *x, int64_t length, int64_t rows) {
+    open_pass_of(x, test_tiny_base(), trained(), length, rows);
 }
 
 static void close_pass(fixture *x) {
@@ -370,6 +377,23 @@ static void test_paths_agree(void **state) {
     assert_outcome(&x, "P7", "pass");
     assert_true(json_integer_value(json_object_get(check_of(&x, "P1"), "n")) >= 4096);
     assert_true(x.p.noise_kl >= 0 && x.p.noise_kl < 1e-4);
+    close_pass(&x);
+}
+
+// Both stages of the selection, decode and compressed keys of a NOSA backbone.
+static void test_paths_agree_with_importance(void **state) {
+    (void)state;
+    fixture x;
+    sp_forecast f;
+    assert_ok(sp_forecast_alloc(test_tiny_nosa()->desc, &f));
+    sp_forecast_init(&f, 3);
+    open_pass_of(&x, test_tiny_nosa(), f, 512, 3);
+    assert_int_equal(x.p.chosen, 6);
+    assert_ok(sp_check_paths(&x.p));
+    static const char *const ids[] = {"P1", "P5", "P6"};
+    for (int i = 0; i < 3; i++) assert_outcome(&x, ids[i], "pass");
+    // P1 looked at two lists a row.
+    assert_int_equal(json_integer_value(json_object_get(check_of(&x, "P1"), "n")), 2 * 6 * 2 * 512);
     close_pass(&x);
 }
 
@@ -539,6 +563,7 @@ int main(void) {
         cmocka_unit_test(test_topk_conventions),
         cmocka_unit_test(test_nothing_to_validate),
         cmocka_unit_test(test_paths_agree),
+        cmocka_unit_test(test_paths_agree_with_importance),
         cmocka_unit_test(test_wrong_selection_is_seen),
         cmocka_unit_test(test_wrong_compression_is_seen),
         cmocka_unit_test(test_broken_logits_are_seen),

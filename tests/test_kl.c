@@ -97,7 +97,7 @@ static void golden_layer(void **state) {
     float *f = golden_f32("loss", "forecast.2", T * 128),
           *c = golden_f32("forward", "kd", 6 * N * 128);
     float *a = golden_rows_f32("forward", "A", 6, 2, T, N);
-    int32_t *lists = golden_rows_i32("forward", "lists", 6, 2, T, K);
+    int32_t *lists = golden_bits("forward", "lists.bits", 6, 2, T, K);
     float *loss = golden_rows_f32("loss", "row_loss", 6, 2, T, 1);
     float *p = golden_rows_f32("loss", "student_p.2", 1, 2, T, N);
     float *dz = golden_rows_f32("loss", "dz.2", 1, 2, T, N);

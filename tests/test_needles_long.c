@@ -73,6 +73,7 @@ static void test_readme_figures(void **state) {
                  .desc = m->desc,
                  .model = m,
                  .selection = sp_model_selection(m->desc, true),
+                 .shortlist = sp_model_shortlist(m->desc, true),
                  .grid = sp_deployed_grid(m->desc),
                  .fine = {2, 1},
                  .chosen = 6,

@@ -76,9 +76,9 @@ static void golden_lists(void **state) {
     enum { T = 256, N = 63, NB = 16, K = 10 };
     float *A = golden_rows_f32("forward", "A", 6, 2, T, N);
     float *want_scores = golden_rows_f32("forward", "block_scores", 6, 2, T, NB);
-    const char *names[] = {"lists", "lists_masked"};
+    const char *names[] = {"lists.bits", "lists_masked.bits"};
     for (int masked = 0; masked < 2; masked++) {
-        int32_t *want = golden_rows_i32("forward", names[masked], 6, 2, T, K);
+        int32_t *want = golden_bits("forward", names[masked], 6, 2, T, K);
         const sp_selection s = {16, 1, 2, K, masked};
         for (int layer = 0; layer < 6; layer++) {
             sp_backend *be = test_backend();

@@ -202,8 +202,8 @@ static void golden_trajectory(void **state) {
         .block_scores = golden_rows_f32("forward", "block_scores", L, HKV, T0, NB),
         .cut_gap = golden_f32("forward", "cut_gap", L * HKV * T0),
         .cut_gap_masked = golden_f32("forward", "cut_gap_masked", L * HKV * T0),
-        .lists = golden_rows_i32("forward", "lists", L, HKV, T0, K),
-        .lists_masked = golden_rows_i32("forward", "lists_masked", L, HKV, T0, K),
+        .lists = golden_bits("forward", "lists.bits", L, HKV, T0, K),
+        .lists_masked = golden_bits("forward", "lists_masked.bits", L, HKV, T0, K),
     };
     assert_ok(sp_tensor_alloc(be, SP_F32, ND, HKV * HEAD, "c", &g.c));
     assert_ok(sp_tensor_alloc(be, SP_F32, NT, HKV * HEAD, "fine c", &g.fine_c));
@@ -283,14 +283,14 @@ static void logits_of_every_selector(void **state) {
         const char *logits, *lists_file, *lists, *cut_gap; // lists NULL: none stored
     } run_of[] = {
         {SP_SELECT_DENSE, 0, false, "logits.dense", NULL, NULL, NULL},
-        {SP_SELECT_ORIGINAL, 0, false, "logits.original", "selection", "lists.original",
+        {SP_SELECT_ORIGINAL, 0, false, "logits.original", "selection", "lists.original.bits",
          "cut_gap.original"},
-        {SP_SELECT_TEACHER, 0, false, "logits.teacher", "forward", "lists", "cut_gap"},
+        {SP_SELECT_TEACHER, 0, false, "logits.teacher", "forward", "lists.bits", "cut_gap"},
         {SP_SELECT_TEACHER, 0, true, "logits.teacher_masked", NULL, NULL, NULL},
         {SP_SELECT_FORECAST, SP_SEES_COMPLETE, false, "logits.forecast", "selection",
-         "lists.forecast", "cut_gap.forecast"},
+         "lists.forecast.bits", "cut_gap.forecast"},
         {SP_SELECT_FORECAST, SP_SEES_START, false, "logits.forecast_start", "selection",
-         "lists.forecast_start", "cut_gap.forecast_start"},
+         "lists.forecast_start.bits", "cut_gap.forecast_start"},
     };
     int32_t *tokens = golden_i32("forward", "tokens", T0);
     for (size_t i = 0; i < sizeof run_of / sizeof *run_of; i++) {
@@ -299,7 +299,7 @@ static void logits_of_every_selector(void **state) {
         a.selection.mask_future = run_of[i].mask;
         list_check check = {.what = run_of[i].logits};
         if (run_of[i].lists) {
-            check.want = golden_rows_i32(run_of[i].lists_file, run_of[i].lists, L, HKV, T0, K);
+            check.want = golden_bits(run_of[i].lists_file, run_of[i].lists, L, HKV, T0, K);
             check.cut_gap = golden_f32(run_of[i].lists_file, run_of[i].cut_gap, L * HKV * T0);
             a.on_layer = check_lists;
             a.user = &check;
@@ -327,7 +327,7 @@ static void ragged_sequence(void **state) {
                   {SP_SELECT_TEACHER, "logits.teacher"},
                   {SP_SELECT_FORECAST, "logits.forecast"}};
     int32_t *tokens = golden_i32("ragged", "tokens", RAGGED);
-    list_check teacher = {"ragged lists", golden_rows_i32("ragged", "lists", L, HKV, RAGGED, K),
+    list_check teacher = {"ragged lists", golden_bits("ragged", "lists.bits", L, HKV, RAGGED, K),
                           golden_f32("ragged", "cut_gap", L * HKV * RAGGED)};
     for (int i = 0; i < 4; i++) {
         sp_prefill_args a = args_for(run_of[i].selector);

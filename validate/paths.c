@@ -72,7 +72,7 @@ static void reference_scores(const sp_pass *p, const float *f, const float *c, i
 
 // Marks the min(k, qb+1) best blocks, the lower index first among equals.
 static void reference_choice(const double *score, int64_t n, int64_t k, bool *want) {
-    memset(want, 0, (size_t)n * sizeof *want);
+    for (int64_t b = 0; b < n; b++) want[b] = false;
     for (int64_t round = 0; round < k && round < n; round++) {
         int64_t best = -1;
         for (int64_t b = 0; b < n; b++)
