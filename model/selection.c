@@ -44,8 +44,7 @@ sp_status sp_forecast_rows(const sp_model *m, sp_tensor w, sp_tensor x, const sp
     return SP_OK;
 }
 
-// ---- blocks by the importance of their keys
-// -------------------------------------------------------
+// ---- blocks by the importance of their keys ----------------------------------------------------
 
 sp_status sp_cis_ranking_make(sp_backend *be, const sp_model_desc *d, int64_t max_tokens,
                               sp_cis_ranking *out) {
