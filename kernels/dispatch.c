@@ -251,6 +251,19 @@ sp_status sp_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, 
                : SP_OK;
 }
 
+sp_status sp_forecast_lists(sp_heads heads, sp_grid g, sp_visibility v, const sp_selection *s,
+                            sp_tensor f, int64_t i0, sp_tensor c, int64_t nb, sp_tensor lists) {
+    ARGUMENTS(TENSOR(f), TENSOR(c), TENSOR(lists), NUMBER(i0), NUMBER(nb), NUMBER(heads.kv_heads),
+              NUMBER(heads.head_dim), NUMBER(g.kernel), NUMBER(g.stride), NUMBER(s->block),
+              NUMBER(s->init_blocks), NUMBER(s->local_blocks), NUMBER(s->topk));
+    REQUIRE(heads_valid(heads) && selection_valid(s, g));
+    REQUIRE(is_stored(f) && is_stored(c) && lists.dtype == SP_I32);
+    REQUIRE(f.cols == heads.kv_heads * heads.head_dim && c.cols == f.cols);
+    REQUIRE(lists.rows == f.rows && lists.cols == heads.kv_heads * s->topk);
+    REQUIRE(i0 >= 0 && i0 + f.rows <= nb * s->block);
+    return f.rows ? f.backend->ops->forecast_lists(heads, g, v, s, f, i0, c, nb, lists) : SP_OK;
+}
+
 // ---- loss ---------------------------------------------------------------------------------------
 
 sp_status sp_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,

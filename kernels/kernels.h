@@ -224,6 +224,12 @@ sp_status sp_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tenso
 sp_status sp_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
                           sp_tensor order, sp_tensor lists);
 
+// Lists from Forecasts in one go (inference.md 1.2): those that sp_forecast_scores and
+// sp_select_blocks give, up to the rounding of the scores, without window rows in memory.
+// f [R, Hkv*d], c [n_d, Hkv*d], lists I32 [R, Hkv*k].
+sp_status sp_forecast_lists(sp_heads heads, sp_grid g, sp_visibility v, const sp_selection *s,
+                            sp_tensor f, int64_t i0, sp_tensor c, int64_t nb, sp_tensor lists);
+
 // ---- loss (training.md 7) -----------------------------------------------------------------------
 
 typedef enum sp_kl_gradient { SP_KL_EXACT, SP_KL_IDEAL } sp_kl_gradient; // 7.4, 7.3

@@ -218,6 +218,7 @@ const sp_operations sp_cpu_operations = {
     .select_blocks = sp_cpu_select_blocks,
     .cis_blocks = sp_cpu_cis_blocks,
     .extend_lists = sp_cpu_extend_lists,
+    .forecast_lists = sp_cpu_forecast_lists,
     .kl = sp_cpu_kl,
     .grad_weight = sp_cpu_grad_weight,
     .scale = sp_cpu_scale,

@@ -62,6 +62,8 @@ sp_status sp_cpu_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_t
                             sp_tensor order);
 sp_status sp_cpu_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
                               sp_tensor order, sp_tensor lists);
+sp_status sp_cpu_forecast_lists(sp_heads heads, sp_grid g, sp_visibility v, const sp_selection *s,
+                                sp_tensor f, int64_t i0, sp_tensor c, int64_t nb, sp_tensor lists);
 sp_status sp_cpu_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,
                     sp_tensor lists, sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p,
                     const sp_tensor *dz);
@@ -74,6 +76,10 @@ sp_status sp_cpu_adamw(const sp_adamw_args *p, sp_tensor w, sp_tensor m, sp_tens
 // Shared by block_scores and select_blocks: scores of one row of one head.
 void sp_cpu_row_block_scores(const sp_selection *s, sp_grid deployed, const float *a, int64_t n_d,
                              int64_t i, int64_t nb, float *scores);
+// Shared by select_blocks and forecast_lists: the list [topk] of one row of windows a [n_d] at
+// position i; scratch [2*nb].
+void sp_cpu_select_row(const sp_selection *s, sp_grid deployed, const float *a, int64_t n_d,
+                       int64_t i, int64_t nb, float *scratch, int32_t *list);
 
 static inline int64_t sp_min(int64_t a, int64_t b) {
     return a < b ? a : b;

@@ -38,27 +38,30 @@ static int32_t threshold_of(const int32_t *keys, int64_t n, int64_t k) {
     return (int32_t)lo;
 }
 
+void sp_cpu_select_row(const sp_selection *s, sp_grid deployed, const float *a, int64_t n_d,
+                       int64_t i, int64_t nb, float *scratch, int32_t *list) {
+    int64_t qb = i / s->block, k = sp_min(s->topk, nb), n = 0;
+    float *scores = scratch;
+    int32_t *keys = (int32_t *)(scores + nb);
+    sp_cpu_row_block_scores(s, deployed, a, n_d, i, nb, scores);
+    keys_of(scores, nb, keys);
+    int32_t last = threshold_of(keys, nb, k);
+    int64_t above = last == INT32_MAX ? 0 : count_from(keys, nb, last + 1);
+    int64_t room = k - above; // for blocks that equal the last one
+    for (int64_t b = 0; b < nb && b <= qb; b++)
+        if (keys[b] > last || (keys[b] == last && room-- > 0)) list[n++] = (int32_t)b;
+    while (n < s->topk) list[n++] = -1; // blocks of the future and empty slots
+}
+
 sp_status sp_cpu_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads,
                                sp_tensor a, int64_t i0, int64_t nb, sp_tensor lists) {
     sp_cpu *cpu = sp_cpu_of(a);
-    int64_t n_d = a.cols / kv_heads, k = sp_min(s->topk, nb);
+    int64_t n_d = a.cols / kv_heads;
     SP_TRY(sp_cpu_scratch(cpu, 2 * nb));
 #pragma omp parallel for num_threads(cpu->threads) schedule(static)
     for (int64_t r = 0; r < a.rows; r++)
-        for (int64_t h = 0; h < kv_heads; h++) {
-            int32_t *list = sp_row_i32(lists, r) + h * s->topk;
-            int64_t qb = (i0 + r) / s->block, n = 0;
-            float *scores = sp_cpu_private(cpu);
-            int32_t *keys = (int32_t *)(scores + nb);
-            sp_cpu_row_block_scores(s, deployed, sp_row_f32(a, r) + h * n_d, n_d, i0 + r, nb,
-                                    scores);
-            keys_of(scores, nb, keys);
-            int32_t last = threshold_of(keys, nb, k);
-            int64_t above = last == INT32_MAX ? 0 : count_from(keys, nb, last + 1);
-            int64_t room = k - above; // for blocks that equal the last one
-            for (int64_t b = 0; b < nb && b <= qb; b++)
-                if (keys[b] > last || (keys[b] == last && room-- > 0)) list[n++] = (int32_t)b;
-            while (n < s->topk) list[n++] = -1; // blocks of the future and empty slots
-        }
+        for (int64_t h = 0; h < kv_heads; h++)
+            sp_cpu_select_row(s, deployed, sp_row_f32(a, r) + h * n_d, n_d, i0 + r, nb,
+                              sp_cpu_private(cpu), sp_row_i32(lists, r) + h * s->topk);
     return SP_OK;
 }

@@ -251,6 +251,7 @@ static const sp_operations operations = {
     .select_blocks = sp_cuda_select_blocks,
     .cis_blocks = sp_cuda_cis_blocks,
     .extend_lists = sp_cuda_extend_lists,
+    .forecast_lists = sp_cuda_forecast_lists,
     .kl = sp_cuda_kl,
     .grad_weight = sp_cuda_grad_weight,
     .scale = sp_cuda_scale,

@@ -115,6 +115,8 @@ OP sp_cuda_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor 
                       sp_tensor order);
 OP sp_cuda_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0,
                         sp_tensor order, sp_tensor lists);
+OP sp_cuda_forecast_lists(sp_heads heads, sp_grid g, sp_visibility v, const sp_selection *s,
+                          sp_tensor f, int64_t i0, sp_tensor c, int64_t nb, sp_tensor lists);
 OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a,
               sp_tensor lists, sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p,
               const sp_tensor *dz);

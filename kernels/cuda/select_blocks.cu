@@ -1,17 +1,31 @@
 // Block lists: the best k blocks of every row and KV head, ascending, ties to the lower index
 // (training.md 5.2).
 //
-// One thread block per (row, head). Scores become order-preserving integers in shared memory; the
-// k-th largest is found bit by bit by counting; then one pass in index order collects everything
-// above it and as many of its equals, from the left, as there is room for.
-#include "kernels/cuda/selection.cuh"
+// One warp per (row, head) with the scores in registers (select_row.cuh) up to 4096 blocks; beyond,
+// a thread block with the scores in shared memory and the same steps.
+#include "kernels/cuda/select_row.cuh"
 
-enum { THREADS = 128 };
+enum { THREADS = 128, ROWS = 8 };
 
-// Larger floats have larger integers; -0 counts as +0.
-__device__ __forceinline__ uint32_t ordered(float x) {
-    uint32_t u = __float_as_uint(x + 0.0f);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
+template <int MAX>
+__global__ void __launch_bounds__(32 * ROWS)
+    warp_kernel(BlockRule s, const float *a, int64_t a_ld, int64_t n_d, int64_t rows, int64_t i0,
+                int nb, int32_t *lists, int64_t lists_ld) {
+    int64_t r = blockIdx.x * (int64_t)ROWS + threadIdx.x / 32, h = blockIdx.y;
+    if (r >= rows) return;
+    int64_t qb = (i0 + r) / s.block;
+    const float *row = a + r * a_ld + h * n_d;
+    int32_t *list = lists + r * lists_ld + h * s.topk;
+    int lane = threadIdx.x & 31;
+    with_row_size<MAX>(nb, [&]<int N>() {
+        uint32_t key[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int b = 32 * i + lane;
+            key[i] = b < nb ? ordered(block_score(s, row, n_d, b, qb)) : 0;
+        }
+        select_row(key, nb, (int)s.topk, (int)qb, list);
+    });
 }
 
 // Exclusive prefix over the block's threads of a flag, and the total.
@@ -82,9 +96,22 @@ __global__ void __launch_bounds__(THREADS)
     for (int x = n + threadIdx.x; x < s.topk; x += THREADS) list[x] = -1;
 }
 
+template <int MAX>
+static sp_status launch_warps(sp_cuda *c, const BlockRule &rule, int64_t kv_heads, sp_tensor a,
+                              int64_t i0, int64_t nb, sp_tensor lists) {
+    warp_kernel<MAX><<<dim3((unsigned)ceil_div(a.rows, ROWS), (unsigned)kv_heads), 32 * ROWS, 0,
+                       c->stream>>>(rule, (const float *)a.data, a.ld, a.cols / kv_heads, a.rows,
+                                    i0, (int)nb, (int32_t *)lists.data, lists.ld);
+    LAUNCHED("select_blocks", "[%lld, %lld], %lld blocks", (long long)a.rows, (long long)a.cols,
+             (long long)nb);
+    return SP_OK;
+}
+
 OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
                          int64_t i0, int64_t nb, sp_tensor lists) {
     sp_cuda *c = sp_cuda_of(a);
+    if (nb <= 64 * 32) return launch_warps<64>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
+    if (nb <= 128 * 32) return launch_warps<128>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
     size_t shared = (size_t)nb * sizeof(uint32_t);
     if (shared > 200 << 10)
         return sp_error(SP_ENVIRONMENT, "select_blocks on CUDA holds at most %d blocks, not %lld",
