@@ -55,6 +55,10 @@
       (int64_t block, int64_t kv_heads, sp_tensor shortlist, int64_t i0, sp_tensor order,          \
        sp_tensor lists),                                                                           \
       (block, kv_heads, shortlist, i0, order, lists))                                              \
+    X(forecast_lists,                                                                              \
+      (sp_heads heads, sp_grid g, sp_visibility v, const sp_selection *s, sp_tensor f, int64_t i0, \
+       sp_tensor c, int64_t nb, sp_tensor lists),                                                  \
+      (heads, g, v, s, f, i0, c, nb, lists))                                                       \
     X(kl,                                                                                          \
       (const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor c, sp_tensor a, sp_tensor lists,    \
        sp_tensor row_loss, sp_tensor df, const sp_tensor *student_p, const sp_tensor *dz),         \

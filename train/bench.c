@@ -27,12 +27,15 @@
 
 static const char usage[] =
     "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
-    "sparda bench OPERATION|all [options]\n"
+    "sparda bench OPERATION|all [--like DIMENSIONS] [--tokens T] [options]\n"
     "\n"
     "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
     "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
     "                   (default data/tiny-base)\n"
-    "  OPERATION        one operation of kernels/kernels.h without its sp_, such as importance\n"
+    "  OPERATION        one operation of kernels/kernels.h without its sp_, such as importance, "
+    "or\n"
+    "                   original_lists (importance and select_blocks, tile by tile), at the\n"
+    "                   dimensions tiny (default; T = 1024 and 2048) or minicpm4.1-8b (T = 65536)\n"
     "\n"
     "  --threads N      host threads; default: all cores\n"
     "  --blas NAME      auto, openblas or onednn; default auto, the fastest by measurement\n"
@@ -41,8 +44,8 @@ static const char usage[] =
     "  --json FILE      results as JSON; '-' writes them to stdout\n";
 
 typedef struct bench_args {
-    const char *what, *base, *json, *cuda_kernels;
-    int64_t seq_len, batch, steps;
+    const char *what, *base, *json, *cuda_kernels, *like;
+    int64_t tokens, seq_len, batch, steps;
     sp_backend_options backend;
     bool help;
 } bench_args;
@@ -73,6 +76,8 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
     } options[] = {
         {"--base", &a->base, NULL},
         {"--json", &a->json, NULL},
+        {"--like", &a->like, NULL},
+        {"--tokens", NULL, &a->tokens},
         {"--blas", &a->backend.cpu_blas, NULL},
         {"--backend", &a->backend.name, NULL},
         {"--cuda-kernels", &a->cuda_kernels, NULL},
@@ -117,7 +122,8 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
     a->backend.threads = (int)threads;
     a->backend.portable_kernels = strcmp(a->cuda_kernels, "portable") == 0;
     if (!a->backend.portable_kernels && strcmp(a->cuda_kernels, "auto") != 0)
-        sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'", a->cuda_kernels);
+        sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'",
+                        a->cuda_kernels);
     return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench (see --help)");
 }
 
@@ -336,13 +342,13 @@ done:
 static void report_operations(json_t *results) {
     size_t i;
     json_t *o, *v;
-    sp_info("%-18s %-58s %9s %9s %9s %8s %6s", "operation", "shape", "ms", "ms p99", "GFLOP/s",
+    sp_info("%-18s %-76s %9s %9s %9s %8s %6s", "operation", "shape", "ms", "ms p99", "GFLOP/s",
             "GB/s", "share");
     json_array_foreach(results, i, o) {
         char share[16] = "";
         v = json_object_get(o, "share");
         if (json_is_number(v)) snprintf(share, sizeof share, "%.1f%%", 100 * json_number_value(v));
-        sp_info("%-18s %-58s %9.3f %9.3f %9.1f %8.2f %6s",
+        sp_info("%-18s %-76s %9.3f %9.3f %9.1f %8.2f %6s",
                 json_string_value(json_object_get(o, "name")),
                 json_string_value(json_object_get(o, "shape")),
                 json_number_value(json_object_get(o, "ms_median")),
@@ -386,7 +392,8 @@ sp_status sp_bench_command(int argc, char **argv) {
     if (strcmp(a.what, "train-step") == 0) {
         SP_GO(bench_step(be, &a, results));
     } else {
-        SP_GO(sp_bench_operation(be, a.what, results));
+        SP_GO(sp_bench_operation(
+            be, &(sp_bench_args){.name = a.what, .like = a.like, .tokens = a.tokens}, results));
         report_operations(results);
     }
     if (a.json) SP_GO(write_json(a.json, results));

@@ -17,8 +17,6 @@
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/select_row.cuh"
 
-#include <math_constants.h>
-
 namespace lists_sm90 {
 using namespace hopper;
 
@@ -83,9 +81,10 @@ __device__ __forceinline__ void pool(const float (&s)[64], int half, int first, 
     }
 }
 
-// List of the row at position i0 + row from its block scores; all lanes of a warp.
+// List of the row at position i0 + row from its block scores; all lanes of a warp. Not inlined: one
+// copy of this long code serves all kernels.
 template <int MAX>
-__device__ __forceinline__ void choose(const Params &p, int row, int head, const float *scores,
+__device__ __noinline__ void choose(const Params &p, int row, int head, const float *scores,
                                        int written) {
     int64_t qb = (p.i0 + row) / p.rule.block;
     // From qb + 2 on no block has a visible window; those blocks could only take places in vain.
@@ -111,6 +110,7 @@ template <int D, int P, int MAX>
 __global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
     lists_kernel(const __grid_constant__ CUtensorMap f_map,
                  const __grid_constant__ CUtensorMap k_map, const Params p) {
+#if SPARDA_HOPPER_CODE
     using L = Layout<D>;
     extern __shared__ uint8_t raw[];
     auto *f_smem = (bf16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
@@ -195,6 +195,7 @@ __global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
                         tiles * (KEYS / P));
         __syncwarp();
     }
+#endif
 }
 
 } // namespace lists_sm90

@@ -5,8 +5,10 @@
 // a thread block with the scores in shared memory and the same steps.
 #include "kernels/cuda/select_row.cuh"
 
-enum { THREADS = 128, ROWS = 8 };
+enum { THREADS = 128, ROWS = 4 };
 
+// The scores pass through shared memory, so that the loop over their windows need not be unrolled
+// with the registers.
 template <int MAX>
 __global__ void __launch_bounds__(32 * ROWS)
     warp_kernel(BlockRule s, const float *a, int64_t a_ld, int64_t n_d, int64_t rows, int64_t i0,
@@ -16,14 +18,14 @@ __global__ void __launch_bounds__(32 * ROWS)
     int64_t qb = (i0 + r) / s.block;
     const float *row = a + r * a_ld + h * n_d;
     int32_t *list = lists + r * lists_ld + h * s.topk;
+    extern __shared__ uint32_t keys[]; // [ROWS][nb]
     int lane = threadIdx.x & 31;
+    uint32_t *mine = keys + threadIdx.x / 32 * nb;
+    for (int b = lane; b < nb; b += 32) mine[b] = ordered(block_score(s, row, n_d, b, qb));
     with_row_size<MAX>(nb, [&]<int N>() {
         uint32_t key[N];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            int b = 32 * i + lane;
-            key[i] = b < nb ? ordered(block_score(s, row, n_d, b, qb)) : 0;
-        }
+        for (int i = 0; i < N; i++) key[i] = 32 * i + lane < nb ? mine[32 * i + lane] : 0;
         select_row(key, nb, (int)s.topk, (int)qb, list);
     });
 }
@@ -99,9 +101,12 @@ __global__ void __launch_bounds__(THREADS)
 template <int MAX>
 static sp_status launch_warps(sp_cuda *c, const BlockRule &rule, int64_t kv_heads, sp_tensor a,
                               int64_t i0, int64_t nb, sp_tensor lists) {
-    warp_kernel<MAX><<<dim3((unsigned)ceil_div(a.rows, ROWS), (unsigned)kv_heads), 32 * ROWS, 0,
-                       c->stream>>>(rule, (const float *)a.data, a.ld, a.cols / kv_heads, a.rows,
-                                    i0, (int)nb, (int32_t *)lists.data, lists.ld);
+    size_t shared = (size_t)ROWS * (size_t)nb * sizeof(uint32_t);
+    CUDA_TRY(cudaFuncSetAttribute(warp_kernel<MAX>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)shared));
+    warp_kernel<MAX><<<dim3((unsigned)ceil_div(a.rows, ROWS), (unsigned)kv_heads), 32 * ROWS,
+                       shared, c->stream>>>(rule, (const float *)a.data, a.ld, a.cols / kv_heads,
+                                            a.rows, i0, (int)nb, (int32_t *)lists.data, lists.ld);
     LAUNCHED("select_blocks", "[%lld, %lld], %lld blocks", (long long)a.rows, (long long)a.cols,
              (long long)nb);
     return SP_OK;

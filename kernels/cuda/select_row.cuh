@@ -21,6 +21,7 @@ __device__ __forceinline__ void select_row(const uint32_t (&key)[N], int blocks,
     int lane = threadIdx.x & 31, k = min(topk, blocks);
     uint32_t last = 0; // largest value that at least k keys reach
     if (k < blocks) {
+#pragma unroll 1
         for (int bit = 31; bit >= 0; bit--) {
             uint32_t want = last | 1u << bit;
             int count = 0;
