@@ -1,8 +1,7 @@
 // Micro-benchmarks of the operations (bench.h): a table of calls, and the tensors each of them
 // needs.
 //
-// Ceilings: operations made of products are held against the rate of a large matrix product, which
-// the backend measured at start (SGEMM) or which is measured here on a warm card; the others
+// Ceilings: operations made of products are held against sp_backend_matmul_gflops; the others
 // against sp_copy moving the same number of bytes between tensors that are touched as often, so
 // that both find their data in the same caches.
 //
@@ -50,9 +49,10 @@ static const double seconds_per_case = 0.15, ms_per_sample = 2;
 
 #define TENSORS(X)                                                                                 \
     X(tokens)                                                                                      \
-    X(table) X(x) X(h) X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o)      \
-        X(w_gate_up) X(w_down) X(w_forecast) X(f) X(kd) X(kt) X(a) X(scores) X(lists) X(row_loss)  \
-            X(df) X(g) X(weight) X(m1) X(m2)
+    X(table)                                                                                       \
+    X(x) X(h) X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up)  \
+        X(w_down) X(w_forecast) X(f) X(kd) X(kt) X(a) X(scores) X(lists) X(row_loss) X(df) X(g)    \
+            X(weight) X(m1) X(m2)
 #define ID(name) ID_##name,
 enum { TENSORS(ID) N_TENSORS };
 #undef ID
@@ -69,8 +69,6 @@ typedef struct fixture {
     double list_share;   // of a query's chosen blocks that stand in the list of the query before
     int64_t listed_keys; // over rows and KV heads
 } fixture;
-
-static double tflops_ceiling; // of this process's backend; 0: not measured yet
 
 enum { ZEROS, RANDOM, INTEGERS };
 
@@ -491,34 +489,6 @@ done:
     return st;
 }
 
-static sp_status run_square(fixture *f) {
-    return sp_linear(f->x, f->w_o, f->act);
-}
-
-// TFLOP/s of matrix products: what the backend measured at start, or 8192 x 8192 x 8192 on random
-// data after a second of the same, when the card is as warm as under lasting work.
-static sp_status product_rate(sp_backend *be, double *tflops) {
-    enum { N = 8192 };
-    static const double warm_seconds = 1;
-    sp_status st = SP_OK;
-    double ms[MAX_RUNS];
-    int n = 0;
-    fixture f = {.be = be, .s = &shapes[0]};
-    *tflops = sp_backend_matmul_gflops(be) * 1e-3;
-    if (*tflops > 0) return SP_OK;
-    *tflops = tflops_ceiling;
-    if (*tflops > 0) return SP_OK;
-    SP_GO(make(&f, RANDOM, N, N, 1, &f.x));
-    SP_GO(make(&f, RANDOM, N, N, 0.1f, &f.w_o));
-    SP_GO(make(&f, RANDOM, N, N, 0, &f.act));
-    for (double start = sp_now(); sp_now() - start < warm_seconds;)
-        SP_GO(measure(&f, run_square, ms, &n));
-    *tflops = tflops_ceiling = 2e-9 * N * N * N / ms[n / 2];
-done:
-    fixture_close(&f);
-    return st;
-}
-
 static json_t *real_or_null(double x) {
     return isfinite(x) && x > 0 ? json_real(x) : json_null();
 }
@@ -527,7 +497,7 @@ static sp_status run_case(fixture *f, const bench_case *c, json_t *results) {
     double ms[MAX_RUNS], ceiling;
     int n;
     if (c->flop)
-        SP_TRY(product_rate(f->be, &ceiling));
+        ceiling = 1e-3 * sp_backend_matmul_gflops(f->be);
     else
         SP_TRY(copy_rate(f, c->bytes, &ceiling));
     if (c->list_share) f->list_share = c->list_share;
