@@ -82,10 +82,14 @@ sp_status sp_select_rows(const sp_model *m, const sp_prefill_args *a, sp_tensor 
     sp_grid deployed = sp_deployed_grid(d);
     int64_t n_d = sp_windows(deployed, T);
     int64_t nb = (T + a->selection.block - 1) / a->selection.block;
+    sp_selection shortlist = sp_model_shortlist(d, a->selection.mask_future);
+    const sp_selection *s = d->cis ? &shortlist : &a->selection;
+    c = sp_tensor_rows(c, 0, sp_windows(selector_grid(d, a), T));
+    if (a->selector == SP_SELECT_FORECAST) // no window rows
+        return sp_forecast_lists(d->heads, deployed, a->forecast_sees, s, source, i0, c, nb, lists);
     sp_tensor rows =
         sp_tensor_cols(sp_tensor_rows(scores, 0, source.rows), 0, d->heads.kv_heads * n_d);
     if (n_d > 0) {
-        c = sp_tensor_rows(c, 0, sp_windows(selector_grid(d, a), T));
         switch (a->selector) {
         case SP_SELECT_ORIGINAL:
         case SP_SELECT_INFINIGEN: {
@@ -98,18 +102,12 @@ sp_status sp_select_rows(const sp_model *m, const sp_prefill_args *a, sp_tensor 
             SP_TRY(sp_importance(&ia, source, i0, c, rows));
             break;
         }
-        case SP_SELECT_FORECAST:
-            SP_TRY(sp_forecast_scores(d->heads, deployed, a->forecast_sees, source, i0, c, rows));
-            break;
         default:
             return sp_error(SP_ENVIRONMENT, "the %s selector has no scores to select by",
                             sp_selector_name(a->selector));
         }
     }
-    sp_selection s = sp_model_shortlist(d, a->selection.mask_future);
-    SP_TRY(sp_select_blocks(d->cis ? &s : &a->selection, deployed, d->heads.kv_heads, rows, i0, nb,
-                            lists));
-    return SP_OK;
+    return sp_select_blocks(s, deployed, d->heads.kv_heads, rows, i0, nb, lists);
 }
 
 // ---- random blocks ------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *ro
 // What the query chooses for rows i0..i0+R of one layer: window rows, then the cut. `source` is q
 // [R, Hq*d] (original, teacher, infinigen) or F [R, Hkv*d] (forecast), rotated; `c` the compressed
 // keys of the first T tokens, deployed grid (teacher: the teacher's), [>= sp_windows(grid, T),
-// Hkv*d]; `scores` scratch F32 [>= R, >= Hkv*n_d]; lists I32 [R, Hkv*k]. Not for dense and random.
+// Hkv*d]; `scores` scratch F32 [>= R, >= Hkv*n_d], not used by forecast; lists I32 [R, Hkv*k]. Not
+// for dense and random.
 // The length k is that of sp_model_shortlist: with desc->cis, sp_extend_lists follows.
 // With complete windows and mask_future the answer does not depend on tokens after a row, so
 // decode may call it with T = i0 + 1.

@@ -1,0 +1,192 @@
+// Prefill in layers and chunks (infer/prefill.h) against the simple engine (validate/engine.h) on
+// the tiny base: logits, what the sink receives, and in
+// which order.
+#include "common/build.h"
+#include "common/util.h"
+#include "infer/prefill.h"
+#include "tests/golden.h"
+#include "validate/engine.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { L = 6, KV = 128, LISTS = 20, V = 1024, LONGEST = 230, BLOCK = 16 };
+static const sp_grid grid = {8, 4};
+
+static struct {
+    sp_forecast_device forecast;
+    int32_t tokens[LONGEST];
+} shared;
+
+static int group_setup(void **state) {
+    (void)state;
+    const sp_model *m = test_tiny_base();
+    sp_forecast f = golden_forecast(1);
+    assert_ok(sp_forecast_upload(m->backend, &f, &shared.forecast));
+    sp_forecast_free(&f);
+    uint64_t s = 12;
+    for (int i = 0; i < LONGEST; i++) shared.tokens[i] = (int32_t)(test_random(&s) % V);
+    return 0;
+}
+
+// What came, layer by layer.
+typedef struct sink {
+    int64_t T, layer, rows; // rows put of the present layer; layers filled
+    int64_t puts;
+    float k[L][LONGEST * KV], v[L][LONGEST * KV];
+    int32_t list[L][LISTS];
+    bool has_list;
+    sp_tensor compressed[L];
+} sink;
+
+static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v) {
+    sink *s = user;
+    assert_true(layer == s->layer && pos0 == s->rows && pos0 % BLOCK == 0);
+    assert_true(k.rows == v.rows && k.cols == KV && v.cols == KV);
+    SP_TRY(sp_download(k, s->k[layer] + pos0 * KV));
+    SP_TRY(sp_download(v, s->v[layer] + pos0 * KV));
+    s->rows += k.rows;
+    s->puts++;
+    return SP_OK;
+}
+
+static sp_tensor compressed(void *user, int64_t layer) {
+    return ((sink *)user)->compressed[layer];
+}
+
+static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor list) {
+    sink *s = user;
+    assert_true(layer == s->layer && s->rows == s->T && k.rows == s->T && v.rows == s->T);
+    float *again = test_download(v); // as it was put, chunk by chunk
+    assert_memory_equal(again, s->v[layer], (size_t)s->T * KV * sizeof *again);
+    free(again);
+    s->has_list = list.data != NULL;
+    if (s->has_list) SP_TRY(sp_download(list, s->list[layer]));
+    s->layer++;
+    s->rows = 0;
+    return SP_OK;
+}
+
+static sink *sink_open(int64_t T) {
+    sp_backend *be = test_tiny_base()->backend;
+    sink *s = calloc(1, sizeof *s);
+    s->T = T;
+    for (int l = 0; l < L; l++)
+        assert_ok(sp_tensor_alloc(be, sp_backend_storage(be), sp_windows(grid, T) + 1, KV,
+                                  "compressed keys", &s->compressed[l]));
+    return s;
+}
+
+static void sink_close(sink *s) {
+    for (int l = 0; l < L; l++) sp_tensor_free(&s->compressed[l]);
+    free(s);
+}
+
+// The last query's lists of the simple engine.
+static sp_status keep_list(void *user, const sp_engine_layer *v) {
+    int32_t *lists = user;
+    if (!v->lists.data) return SP_OK;
+    return sp_download(sp_tensor_rows(v->lists, v->n - 1, 1), lists + v->layer * LISTS);
+}
+
+// Another cut of the prompt changes the rounding of matrix products only.
+static const double same = 2e-5;
+
+static void compare(sp_selector selector, int64_t T, int64_t chunk) {
+    const sp_model *m = test_tiny_base();
+    sp_engine *e;
+    sp_prefiller *p;
+    sink *s = sink_open(T);
+    float *want = malloc(V * sizeof *want), *got = malloc(V * sizeof *got);
+    int32_t lists[L * LISTS];
+    assert_ok(sp_engine_open(&(sp_engine_args){.model = m, .max_tokens = T}, &e));
+    assert_ok(sp_engine_start(e, &(sp_engine_run){.selector = selector,
+                                                  .forecast = &shared.forecast,
+                                                  .probe = keep_list,
+                                                  .user = lists}));
+    assert_ok(sp_engine_append(e, shared.tokens, T, 1));
+    assert_ok(sp_engine_logits(e, 0, 1, want));
+
+    const sp_prefiller_args a = {.model = m,
+                                 .forecast = &shared.forecast,
+                                 .selector = selector,
+                                 .max_prompt = T,
+                                 .max_tokens = T,
+                                 .chunk = chunk};
+    int64_t before = sp_backend_bytes(m->backend, NULL), taken;
+    assert_ok(sp_prefiller_open(&a, &p));
+    taken = sp_backend_bytes(m->backend, NULL) - before;
+    assert_int_equal(taken, sp_prefiller_bytes(&a));
+    const sp_prefill_sink calls = {s, put, compressed, fill};
+    for (int again = 0; again < 2; again++) { // nothing is left over from an earlier prompt
+        s->layer = s->puts = 0;
+        assert_ok(sp_prefiller_run(p, shared.tokens, T, &calls, got));
+        assert_close("logits", got, want, V, same);
+        int64_t n = chunk ? (chunk + BLOCK - 1) / BLOCK * BLOCK : T;
+        assert_int_equal(s->puts, L * ((T + n - 1) / n));
+        assert_int_equal(s->layer, L);
+    }
+    assert_true(s->has_list == (selector != SP_SELECT_DENSE));
+    int64_t windows = sp_windows(grid, T);
+    for (int l = 0; l < L; l++) {
+        float *keys = test_download(sp_engine_keys(e, l));
+        assert_close("keys", s->k[l], keys, T * KV, same);
+        free(keys);
+        if (windows) {
+            float *c = test_download(sp_engine_compressed(e, l));
+            float *mine = test_download(sp_tensor_rows(s->compressed[l], 0, windows));
+            assert_close("compressed keys", mine, c, windows * KV, same);
+            free(c), free(mine);
+        }
+        if (s->has_list) assert_memory_equal(s->list[l], lists + l * LISTS, sizeof s->list[l]);
+    }
+    sp_prefiller_close(p);
+    sp_engine_close(e);
+    sink_close(s);
+    free(want), free(got);
+}
+
+static void equals_the_simple_engine(void **state) {
+    (void)state;
+    static const sp_selector selectors[] = {SP_SELECT_DENSE, SP_SELECT_ORIGINAL,
+                                            SP_SELECT_FORECAST};
+    static const int64_t lengths[] = {1, 7, 8, 16, 17, 200, LONGEST};
+    static const int64_t chunks[] = {0, 16, 50, 224};
+    for (size_t i = 0; i < sizeof selectors / sizeof *selectors; i++)
+        for (size_t t = 0; t < sizeof lengths / sizeof *lengths; t++)
+            for (size_t c = 0; c < sizeof chunks / sizeof *chunks; c++)
+                if (c == 0 || lengths[t] > chunks[c]) compare(selectors[i], lengths[t], chunks[c]);
+}
+
+static void refusals(void **state) {
+    (void)state;
+    sp_prefiller_args a = {.model = test_tiny_base(),
+                           .selector = SP_SELECT_FORECAST,
+                           .max_prompt = 32,
+                           .max_tokens = 32};
+    sp_prefiller *p;
+    assert_fails(sp_prefiller_open(&a, &p), SP_ENVIRONMENT, "without weights");
+    a.selector = SP_SELECT_RANDOM;
+    assert_fails(sp_prefiller_open(&a, &p), SP_ENVIRONMENT, "random selector is not known");
+    a.selector = SP_SELECT_ORIGINAL;
+    a.max_tokens = 31;
+    assert_fails(sp_prefiller_open(&a, &p), SP_BAD_INPUT, "32 tokens within 31");
+    a.max_tokens = 32;
+    float logits[V];
+    sink *s = sink_open(LONGEST);
+    assert_ok(sp_prefiller_open(&a, &p));
+    assert_fails(sp_prefiller_run(p, shared.tokens, 33,
+                                  &(sp_prefill_sink){s, put, compressed, fill}, logits),
+                 SP_BAD_INPUT, "opened for up to 32");
+    sp_prefiller_close(p);
+    sink_close(s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(equals_the_simple_engine),
+        cmocka_unit_test(refusals),
+    };
+    return cmocka_run_group_tests(tests, group_setup, NULL);
+}
