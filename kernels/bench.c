@@ -50,9 +50,10 @@ static const double seconds_per_case = 0.15, ms_per_sample = 2;
 #define TENSORS(X)                                                                                 \
     X(tokens)                                                                                      \
     X(table)                                                                                       \
-    X(x) X(h) X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up)  \
+    X(x)                                                                                           \
+    X(h) X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up)       \
         X(w_down) X(w_forecast) X(f) X(kd) X(kt) X(a) X(scores) X(lists) X(row_loss) X(df) X(g)    \
-            X(weight) X(m1) X(m2)
+            X(weight) X(m1) X(m2) X(delta) X(scale) X(cis) X(block_cis) X(order) X(longer)
 #define ID(name) ID_##name,
 enum { TENSORS(ID) N_TENSORS };
 #undef ID
@@ -195,6 +196,12 @@ static sp_status fixture_fill(fixture *f, uint64_t needs) {
     NEED(weight, ZEROS, 6 * kv, D, 0);
     NEED(m1, ZEROS, 6 * kv, D, 0);
     NEED(m2, ZEROS, 6 * kv, D, 0);
+    NEED(delta, RANDOM, hk, kv, 0.1f);
+    NEED(scale, ZEROS, 1, hk, 0);
+    NEED(cis, ZEROS, hk, T, 0);
+    NEED(block_cis, ZEROS, hk, f->nb, 0);
+    NEED(order, INTEGERS, hk, f->nb, 0);
+    NEED(longer, INTEGERS, T, hk * 2 * s->selection.topk, 0);
 #undef NEED
     if (needs & BIT(qkv)) {
         f->q = sp_tensor_cols(f->qkv, 0, q);
@@ -206,6 +213,10 @@ static sp_status fixture_fill(fixture *f, uint64_t needs) {
         SP_TRY(sp_fill(f->sin, 0.8f));
     }
     if (needs & BIT(lists)) SP_TRY(make_lists(f));
+    if (needs & BIT(scale)) SP_TRY(sp_fill(f->scale, 1));
+    if (needs & BIT(delta)) SP_TRY(sp_cis(s->heads, f->v, f->delta, f->scale, f->cis));
+    if (needs & BIT(order))
+        SP_TRY(sp_cis_blocks(f->cis, s->deployed, s->selection.block, f->block_cis, f->order));
     // Window rows of the last tile, the longest.
     if ((needs & BIT(a)) && (needs & BIT(kt))) {
         sp_importance_args a = importance_args(f, false);
@@ -265,6 +276,20 @@ static sp_status run_dense(fixture *f) {
 static sp_status run_sparse(fixture *f) {
     return sp_sparse_attention(f->s->heads, f->q, 0, f->k, f->v, SP_NO_TENSOR, f->lists,
                                f->s->selection.block, f->attn);
+}
+static sp_status run_sparse_biased(fixture *f) {
+    return sp_sparse_attention(f->s->heads, f->q, 0, f->k, f->v, f->cis, f->lists,
+                               f->s->selection.block, f->attn);
+}
+static sp_status run_cis(fixture *f) {
+    return sp_cis(f->s->heads, f->v, f->delta, f->scale, f->cis);
+}
+static sp_status run_cis_blocks(fixture *f) {
+    return sp_cis_blocks(f->cis, f->s->deployed, f->s->selection.block, f->block_cis, f->order);
+}
+static sp_status run_extend(fixture *f) {
+    return sp_extend_lists(f->s->selection.block, f->s->heads.kv_heads, f->lists, 0, f->order,
+                           f->longer);
 }
 static sp_status run_compress(fixture *f) {
     return sp_compress_keys(f->k, f->s->teacher, 0, f->kt);
@@ -360,7 +385,7 @@ typedef struct bench_case {
     double list_share; // of neighbouring lists; 0 = as the fixture has it
 } bench_case;
 
-enum { MAX_CASES = 40 };
+enum { MAX_CASES = 48 };
 
 static int list_cases(const fixture *f, bench_case *list) {
     const bench_shape *s = f->s;
@@ -386,6 +411,7 @@ static int list_cases(const fixture *f, bench_case *list) {
                  attention_bytes = e * (2 * T * HQ * d + 2 * keys) + lists;
 #define LINEAR(in, out) 2 * T *(in) * (out), e *(T * ((in) + (out)) + (in) * (out))
 #define B(name) BIT(name)
+    const uint64_t CIS = B(delta) | B(scale) | B(cis);
     const bench_case all[] = {
         {"embed", "", run_embed, B(tokens) | B(table) | B(x), 0, T * (4 + 2 * e * D), 0},
         {"rmsnorm", "", run_rmsnorm, B(h) | B(norm) | B(x), 0, 2 * e * T * D, 0},
@@ -404,6 +430,8 @@ static int list_cases(const fixture *f, bench_case *list) {
          attention, attention_bytes, 0},
         {"sparse_attention", "random lists", run_sparse, B(qkv) | B(lists) | B(attn), attention,
          attention_bytes, -1},
+        {"sparse_attention", "80% stays, with a bias", run_sparse_biased,
+         B(qkv) | B(lists) | B(attn) | CIS, attention, attention_bytes + 4 * T * HKV, 0},
         {"compress_keys", "teacher", run_compress, B(qkv) | B(kt), 0, 2 * e * keys, 0},
         {"importance", "teacher", run_teacher, B(qkv) | B(kt) | B(a), 2.0 * d * HQ * teacher_pairs,
          e * (T * HQ * d + keys) + rows_a, 0},
@@ -420,6 +448,11 @@ static int list_cases(const fixture *f, bench_case *list) {
         {"original_lists", "importance, then the cut", run_original_lists,
          B(qkv) | B(kd) | B(a) | B(lists), 2 * original_flop,
          e * (T * HQ * d + n_d * HKV * d) + 2 * rows_a + lists, 0},
+        {"cis", "", run_cis, B(qkv) | CIS, 2 * keys * HKV, e * keys + 4 * T * HKV, 0},
+        {"cis_blocks", "", run_cis_blocks, B(qkv) | CIS | B(block_cis) | B(order), 0,
+         4 * HKV * (T + 2 * nb), 0},
+        {"extend_lists", "to twice the length", run_extend,
+         B(qkv) | CIS | B(block_cis) | B(order) | B(lists) | B(longer), 0, 3 * lists, 0},
         {"kl", "exact gradient", run_kl,
          B(f) | B(kd) | B(a) | B(qkv) | B(kt) | B(lists) | B(row_loss) | B(df),
          4.0 * d * HKV * student_pairs,

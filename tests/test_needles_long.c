@@ -106,7 +106,65 @@ static void test_readme_figures(void **state) {
     sp_forecast_device_free(&on_random);
 }
 
+// data/tiny-nosa/README.md: counts of 128 of an independent float32 implementation at 512 tokens,
+// and its language-model losses.
+static void test_nosa_figures(void **state) {
+    (void)state;
+    static const struct {
+        const char *key;
+        int count[TASKS];
+    } want[] = {{"dense", {128, 125, 118}}, {"original", {127, 119, 114}}};
+    const sp_model *m = test_tiny_nosa();
+    sp_validate_args args = {0};
+    sp_report report;
+    sp_forecast random;
+    sp_forecast_device on_random;
+    int64_t length = 512;
+    assert_ok(sp_report_open(&report));
+    assert_ok(sp_forecast_alloc(m->desc, &random));
+    sp_forecast_init(&random, 1);
+    assert_ok(sp_forecast_upload(m->backend, &random, &on_random));
+    sp_pass p = {.args = &args,
+                 .desc = m->desc,
+                 .model = m,
+                 .selection = sp_model_selection(m->desc, true),
+                 .shortlist = sp_model_shortlist(m->desc, true),
+                 .grid = sp_deployed_grid(m->desc),
+                 .fine = {2, 1},
+                 .chosen = 6,
+                 .trained = &on_random,
+                 .untrained = &on_random,
+                 .text = {.corpus = true, .name = "corpus"},
+                 .needles = true,
+                 .lengths = &length,
+                 .n_lengths = 1,
+                 .rows = 32,
+                 .samples = SAMPLES,
+                 .seed = 1,
+                 .noise_kl = NAN,
+                 .report = &report};
+    assert_ok(sp_measure_quality(&p));
+    json_t *loss = json_array_get(json_object_get(report.root, "lm_loss"), 0);
+    assert_within("LM loss, dense", sp_json_at(loss, "dense"), 1.6455, 5e-5);
+    assert_within("LM loss, original", sp_json_at(loss, "original"), 1.6475, 5e-5);
+    assert_ok(sp_measure_needles(&p));
+    json_t *retrieval = json_object_get(report.root, "retrieval");
+    assert_int_equal(json_array_size(retrieval), TASKS);
+    for (size_t r = 0; r < sizeof want / sizeof *want; r++)
+        for (int t = 0; t < TASKS; t++) {
+            json_t *o = json_array_get(retrieval, (size_t)t);
+            double got = SAMPLES * sp_json_at(o, want[r].key);
+            printf("%-10s %-7s %.0f of 128, README %d\n", want[r].key,
+                   json_string_value(json_object_get(o, "task")), got, want[r].count[t]);
+            assert_true(fabs(got - want[r].count[t]) <= 1); // rounding moves an answer at most
+        }
+    sp_report_close(&report);
+    sp_forecast_free(&random);
+    sp_forecast_device_free(&on_random);
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_readme_figures)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_readme_figures),
+                                       cmocka_unit_test(test_nosa_figures)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
