@@ -40,7 +40,7 @@ static const command commands[] = {
      "--base DIR --forecast FILE_OR_DIR --report DIR [--data PATH] [--strict] [--set key=value "
      "...]",
      "check an exported checkpoint and measure its quality", sp_validate_command},
-    {"data", "import|verify|info|synth|synth-model ...",
+    {"data", "import|retokenize|verify|info|synth|synth-model ...",
      "import, check or make token data, make a random model", run_data},
     {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
     {"bench", "OPERATION|train-step [--json FILE]", "measure speed", sp_bench_command},

@@ -74,6 +74,17 @@ static const command commands[] = {
      "  --force             replace domains that are there\n"
      "  Run again, it goes on where it was interrupted. Under mpirun the ranks share the work.\n",
      NULL, sp_data_import},
+    {"retokenize",
+     "sparda data retokenize SRC [SRC ...] --from TOKENIZER --to TOKENIZER --out DIR [options]\n"
+     "  SRC                 as for import, also HDF5 token shards\n"
+     "  --from, --to        tokenizer.json, tokenizer.model, or a folder with one of them\n"
+     "  --clean-up auto|yes|no   remove the blanks before punctuation as the decoder of the "
+     "Python\n"
+     "                      library does if tokenizer_config.json says so (auto)\n"
+     "  --domain, --dtype, --eod, --drop-eod, --shard-tokens, --threads, --force: as for import\n"
+     "  Rows are decoded without special tokens and encoded without adding any; rows that become\n"
+     "  empty are left out and counted.\n",
+     NULL, sp_data_retokenize},
     {"verify",
      "sparda data verify PATH [options]         read everything, check everything\n"
      "  PATH                as for info\n"
@@ -97,7 +108,7 @@ static const command commands[] = {
      data_synth_model, NULL},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
-#define NAMES "synth, import, verify, info, synth-model"
+#define NAMES "synth, import, retokenize, verify, info, synth-model"
 
 static bool is_help(const char *text) {
     return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;

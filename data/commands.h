@@ -7,6 +7,7 @@
 
 sp_status sp_data_synth(int argc, char **argv);
 sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble);
+sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble);
 sp_status sp_data_verify(int argc, char **argv);
 sp_status sp_data_info(int argc, char **argv);
 

@@ -220,6 +220,7 @@ typedef struct worker {
     void *change;
     sp_shard_writer *writer;
     const int32_t *domain; // of the source's rows; NULL: all 0
+    const char *path;      // of the file that is being read
     int64_t rows, tokens, dropped;
     bool stopped; // because another one failed
 } worker;
@@ -228,7 +229,11 @@ static sp_status take_row(void *user, int64_t row, const int32_t *tokens, int64_
     worker *k = user;
     const sp_import_args *a = k->w->a;
     if (a->change) {
-        SP_TRY(a->change->row(k->change, tokens, n, &tokens, &n));
+        sp_status st = a->change->row(k->change, tokens, n, &tokens, &n);
+        if (st != SP_OK) {
+            sp_error_prefix("%s: row %lld", k->path, (long long)row);
+            return st;
+        }
         if (n == 0) {
             k->dropped++;
             return SP_OK;
@@ -259,7 +264,10 @@ static void show_progress(work *w, const char *domain) {
 
 static sp_status feed(worker *k, const sp_import_job *job) {
     const sp_import_domain *d = k->t->from;
-    if (d->n_flat) return sp_flat_scan(&d->flat[job->first], &k->w->a->format, job, &k->scan);
+    if (d->n_flat) {
+        k->path = d->flat[job->first].path;
+        return sp_flat_scan(&d->flat[job->first], &k->w->a->format, job, &k->scan);
+    }
     for (int64_t i = job->first; i < job->end; i++) {
         const sp_source *s = d->sources.at[i];
         int32_t *domain = NULL;
@@ -272,6 +280,7 @@ static sp_status feed(worker *k, const sp_import_job *job) {
             }
         }
         k->domain = domain;
+        k->path = s->path;
         sp_status st = s->ops->scan(s, &k->scan);
         k->domain = NULL;
         free(domain);

@@ -5,11 +5,12 @@
 #include "data/args.h"
 #include "data/commands.h"
 #include "data/import.h"
+#include "data/retokenize.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARD_TOKENS = 1 << 25, SOURCES_MAX = 10000, THREADS_MAX = 1024 };
+enum { SHARD_TOKENS = 1 << 25, SOURCES_MAX = 10000, THREADS_MAX = 1024, MOST_OPTIONS = 16 };
 
 typedef struct options {
     const char *out, *base, *tokenizer, *domain, *dtype, *from, *to, *clean_up;
@@ -97,7 +98,7 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     const char **source;
     SP_TRY(sp_alloc(&source, SOURCES_MAX, sizeof *source, "arguments"));
     options o = {.eod = -1, .shard_tokens = SHARD_TOKENS, .sources = {source, 0, SOURCES_MAX}};
-    sp_argument list[16] = {{0}};
+    sp_argument list[MOST_OPTIONS] = {{0}};
     int n;
     char *identity = NULL;
     sp_data_team team;
@@ -136,6 +137,52 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     st = sp_import_run(&a, &team);
 done:
     free(identity);
+    free(source);
+    return st;
+}
+
+sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble) {
+    const char **source;
+    SP_TRY(sp_alloc(&source, SOURCES_MAX, sizeof *source, "arguments"));
+    options o = {.eod = -1,
+                 .shard_tokens = SHARD_TOKENS,
+                 .clean_up = "auto",
+                 .sources = {source, 0, SOURCES_MAX}};
+    sp_argument list[MOST_OPTIONS] = {{0}};
+    int n;
+    sp_data_team team;
+    sp_import_args a = {0};
+    sp_retokenizer r = {0};
+    common_arguments(&o, list, &n);
+    list[n++] = (sp_argument){"--from", SP_ARG_TEXT, &o.from};
+    list[n++] = (sp_argument){"--to", SP_ARG_TEXT, &o.to};
+    list[n++] = (sp_argument){"--clean-up", SP_ARG_TEXT, &o.clean_up};
+    sp_status st = sp_arguments_parse("retokenize", argc, argv, list, &o.sources);
+    if (st != SP_OK) goto done;
+    SP_GO(check_common("retokenize", &o));
+    SP_GO(parse_flat("retokenize", &o, &a.format));
+    if (!o.from || !o.to) {
+        st = sp_error(SP_BAD_INPUT, "sparda data retokenize: --from and --to name the tokenizers");
+        goto done;
+    }
+    SP_GO(sp_retokenizer_open(o.from, o.to, o.clean_up, &r));
+    a.source = o.sources.at;
+    a.n_sources = o.sources.n;
+    a.out = o.out;
+    a.domain = o.domain;
+    a.vocab = sp_tokenizer_vocab(r.from);
+    a.out_vocab = sp_tokenizer_vocab(r.to);
+    a.tokenizer = sp_tokenizer_identity(r.to);
+    a.threads = o.threads;
+    a.shard_tokens = o.shard_tokens;
+    a.force = o.force;
+    a.change = &r.change;
+    SP_GO(assemble(&team));
+    if (!a.threads) a.threads = team.threads;
+    sp_info("%s", r.identity);
+    st = sp_import_run(&a, &team);
+done:
+    sp_retokenizer_close(&r);
     free(source);
     return st;
 }

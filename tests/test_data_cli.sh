@@ -73,7 +73,7 @@ says out '"to": 131071,'
 # ---- wrong arguments
 run 2 "$sparda" data
 run 2 "$sparda" data impart x
-says err "unknown data command 'impart'; there are synth, import, verify, info"
+says err "unknown data command 'impart'; there are synth, import, retokenize, verify, info"
 run 2 "$sparda" data synth --rows 3
 says err "--out DIR is missing"
 run 2 "$sparda" data synth --out "$dir/x" --rows 3x
@@ -97,7 +97,7 @@ says err "nothing does not exist"
 [ -e "$dir/x" ] && fail "wrong arguments made a folder"
 run 0 "$sparda" data --help
 says out "sparda data synth"
-for command in synth import verify info synth-model; do
+for command in synth import retokenize verify info synth-model; do
     run 0 "$sparda" data $command --help
     [ "$(grep -c '^sparda data' "$dir/out")" = 1 ] || fail "data $command --help is not about it alone"
     says out "sparda data $command "
