@@ -79,6 +79,7 @@ static const char *const keys[] = {
     "prefetch.units_per_step",
     "prefetch.bytes_per_step",
     "prefetch.miss_curve",
+    "prefetch.timeline",
     "prefetch.ctas",
     "prefetch.engine",
     "prefetch.gbps",
@@ -214,15 +215,44 @@ static void fill(sp_report *r) {
                              "head", 0, "recall", 0.625, "mass", 0.7, "stale", 0.5, "infinigen",
                              "untrained", 0.25, "ceiling", 0.75, "chance", 0.2, "to", 1023);
     json_array_append_new(at_path(root, "selection.per_length"),
-                          json_pack("{s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len", 1024,
-                                    "chance", 0.2, "per_layer", cell, "by_position", cell, "mean",
-                                    "recall", 0.625, "mass", 0.7, "normalised", 0.8));
+                          json_pack("{s:i, s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len", 1024,
+                                    "sequences", 5, "chance", 0.2, "per_layer", cell, "by_position",
+                                    cell, "mean", "recall", 0.625, "mass", 0.7, "normalised", 0.8));
     json_decref(cell);
     json_t *kl =
         json_pack("{s:i, s:{s:f}, s:{s:f}, s:{s:f}, s:f, s:f}", "len", 1024, "kl_dense_sparse",
                   "mean", 0.01, "kl_sparse_sparda", "mean", 0.02, "kl_sparse_untrained", "mean",
                   0.0, "delta_nll", 0.001, "top1_agree", 0.99);
     json_array_append_new(at_path(root, "logits.per_length"), kl);
+    // Serving, as a GPU run records it.
+    json_array_append_new(json_object_get(root, "throughput"),
+                          json_pack("{s:s, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f}", "mode",
+                                    "sparda", "len", 131072, "batch", 4, "prefill_tok_s",
+                                    "decode_tok_s", 812.0, "ms_p50", 4.93, "ms_p99", 5.31,
+                                    "roofline_ms", 4.2, "share", 0.852));
+    json_array_append_new(json_object_get(root, "throughput"),
+                          json_pack("{s:s, s:i, s:i, s:f, s:n, s:n}", "mode", evil, "len", 131072,
+                                    "batch", 4, "prefill_tok_s", 9000.0, "decode_tok_s", "ms_p50"));
+    json_t *prefetch = json_object_get(root, "prefetch");
+    for (int i = 0; i < 3; i++)
+        json_array_append_new(json_object_get(prefetch, "miss_curve"),
+                              json_pack("{s:i, s:f}", "slots", 96 << i, "miss", 0.2 / (1 << i)));
+    json_array_append_new(json_object_get(prefetch, "timeline"),
+                          json_pack("{s:s, s:i, s:f, s:f}", "stream", "compute", "layer", 0,
+                                    "start_ms", 0.0, "end_ms", 0.13));
+    json_array_append_new(json_object_get(prefetch, "timeline"),
+                          json_pack("{s:s, s:s, s:i, s:f, s:f}", "stream", "copy", "what", evil,
+                                    "layer", 1, "start_ms", 0.05, "end_ms", 0.14));
+    json_object_set_new(prefetch, "hidden_fraction", json_real(0.91));
+    json_object_set_new(prefetch, "hidden_cap", json_real(1));
+    json_object_set_new(prefetch, "hit_rate_all", json_real(0.8));
+    json_object_set_new(prefetch, "hit_rate_chosen", json_real(0.69));
+    json_object_set_new(prefetch, "gbps", json_real(51.5));
+    json_object_set_new(prefetch, "gbps_reference", json_real(53.2));
+    json_object_set_new(at_path(root, "memory.hbm_bytes"), "slots", json_integer(201ll << 20));
+    json_object_set_new(at_path(root, "memory.max_batch"), "len", json_integer(131072));
+    json_object_set_new(at_path(root, "memory.max_batch"), "hbm", json_integer(330));
+    json_object_set_new(at_path(root, "memory.max_batch"), "host", json_integer(28));
     sp_check c = sp_check_blank("E2");
     c.outcome = SP_FAIL;
     c.reason = evil;
@@ -254,8 +284,23 @@ static void test_page_escapes_and_is_self_contained(void **state) {
     // What it must show: the verdict first, both kinds of chart, the table, no number that is none.
     assert_non_null(strstr(html, "Failed"));
     assert_true(strstr(html, "Failed") < strstr(html, "<svg"));
-    assert_int_equal(count(html, "<svg"), 4);
-    assert_int_equal(count(html, "</svg>"), 4);
+    assert_int_equal(count(html, "<svg"), 8);
+    assert_int_equal(count(html, "</svg>"), 8);
+    // Serving: throughput against its limit, both streams, misses, memory.
+    static const char *const shown[] = {"<td class=\"n\">812</td>",
+                                        "<td class=\"n\">85%</td>",
+                                        "copied one layer ahead",
+                                        "layer 1, its blocks are copied, 0.050 to 0.140 ms",
+                                        "of the chosen ones (forced blocks not counted) 69.0%",
+                                        "at most 330 sequences",
+                                        "and 28 into that of the host",
+                                        "Of the time of the copies 91% is hidden; at most 100%",
+                                        "51.5 GB/s"};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
+        if (!strstr(html, shown[i])) fail_msg("the page does not show %s", shown[i]);
+    // One length was run: none is the shortest.
+    assert_null(strstr(html, "shortest length"));
+    assert_null(strstr(html, "ceiling"));
     assert_non_null(strstr(html, "trained Forecast"));
     assert_non_null(strstr(html, "0.625"));
     assert_null(strstr(html, ">nan"));
@@ -290,7 +335,13 @@ static void test_summary(void **state) {
     assert_non_null(row);
     assert_non_null(strstr(row, "0.600"));
     assert_non_null(strstr(row, "0.200"));
-    assert_int_equal(count(row, "\n"), 1);
+    assert_int_equal(count(row, "\n"), 3); // and its footer
+    assert_non_null(strstr(row, "16 questions each (standard error at most 0.125)"));
+    assert_non_null(strstr(row, "over 5 texts, every layer and KV head"));
+    assert_non_null(strstr(text, "0 checks passed, 0 warnings, 1 failure; "));
+    assert_non_null(strstr(text, " not run here (E1 E3 "));
+    assert_non_null(strstr(text, "&\" (Names, shapes, types; made for this base model)"));
+    assert_non_null(strstr(text, "812 tokens/s at 131072 tokens, batch 4 (85% of the limit)"));
     free(text);
     sp_report_close(&r);
 }
@@ -367,9 +418,17 @@ static void test_charts_survive_gaps(void **state) {
     sp_chart_lines(&t, "alt", &s, 1, labels, 5, 2, "x", "y");
     sp_chart_lines(&t, "alt", &s, 1, labels, 0, 2, "x", "y");
     sp_chart_columns(&t, "alt", &s, 1, labels, 5);
-    const sp_bar bars[] = {{"a", NAN, "#000"}, {"b", 0, "#000"}, {"c", 1e-3, "#000"}};
+    const sp_bar bars[] = {{"a", NAN, NAN, "#000"}, {"b", 0, 2, "#000"}, {"c", 1e-3, NAN, "#000"}};
     sp_chart_log_bars(&t, "alt", bars, 3, "nat");
     sp_chart_log_bars(&t, "alt", bars, 2, "nat"); // nothing to scale by
+    sp_chart_bars(&t, "alt", bars, 3, "GiB");
+    sp_chart_bars(&t, "alt", bars, 1, "GiB");
+    sp_chart_scaled_lines(&t, "alt", &s, 1, labels, 5, 2, "x", "y", 0.25);
+    const sp_span spans[] = {
+        {0, 0, 1, "s<", "#000"}, {1, NAN, 2, "", "#000"}, {7, 0, 1, "", "#000"}};
+    const char *const rows[] = {"r<", "q"};
+    sp_chart_timeline(&t, "alt", rows, 2, spans, 3, "ms");
+    sp_chart_timeline(&t, "alt", rows, 2, spans, 0, "ms");
     assert_false(t.failed);
     assert_null(strstr(t.data, "nan"));
     assert_null(strstr(t.data, "inf"));

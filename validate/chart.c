@@ -39,13 +39,16 @@ static double y_at(double v) {
     return TOP + (1 - v) * (H - TOP - BOTTOM);
 }
 
-static void unit_axis(sp_text *t, const char *y_title) {
+static void unit_axis(sp_text *t, const char *y_title, double top) {
     for (int i = 0; i <= 5; i++) {
         char s[16];
         double y = y_at(i / 5.0);
         sp_text_add(t, "<line x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\" class=\"grid%s\"/>", LEFT,
                     W - RIGHT, y, y, i ? "" : " axis");
-        snprintf(s, sizeof s, "%.1f", i / 5.0);
+        if (top == 1)
+            snprintf(s, sizeof s, "%.1f", i / 5.0);
+        else
+            snprintf(s, sizeof s, "%.3g%%", 100 * top * i / 5.0);
         label(t, LEFT - 6, y + 4, "end", "tick", s);
     }
     sp_text_add(t,
@@ -72,7 +75,7 @@ static double x_at(int i, int n) {
     return LEFT + 10 + (n > 1 ? width * i / (n - 1) : width / 2);
 }
 
-static void one_line(sp_text *t, const sp_series *s, int n) {
+static void one_line(sp_text *t, const sp_series *s, int n, double top) {
     bool open = false;
     sp_text_add(t, "<g stroke=\"%s\" fill=\"%s\"><path fill=\"none\" stroke-width=\"2\"%s d=\"",
                 s->colour, s->colour, s->dashed ? " stroke-dasharray=\"4 4\"" : "");
@@ -82,27 +85,33 @@ static void one_line(sp_text *t, const sp_series *s, int n) {
             continue;
         }
         sp_text_add(t, "%s%.1f %.1f", open ? "L" : "M", x_at(i, n),
-                    y_at(fmin(fmax(s->y[i], 0), 1)));
+                    y_at(fmin(fmax(s->y[i] / top, 0), 1)));
         open = true;
     }
     sp_text_add(t, "\"/>");
     for (int i = 0; i < n && !s->dashed && n <= 40; i++)
         if (isfinite(s->y[i]))
             sp_text_add(t, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"2.6\"/>", x_at(i, n),
-                        y_at(fmin(fmax(s->y[i], 0), 1)));
+                        y_at(fmin(fmax(s->y[i] / top, 0), 1)));
     sp_text_add(t, "</g>");
 }
 
 void sp_chart_lines(sp_text *t, const char *alt, const sp_series *s, int n_series,
                     const char *const *labels, int n, int ticks, const char *x_title,
                     const char *y_title) {
+    sp_chart_scaled_lines(t, alt, s, n_series, labels, n, ticks, x_title, y_title, 1);
+}
+
+void sp_chart_scaled_lines(sp_text *t, const char *alt, const sp_series *s, int n_series,
+                           const char *const *labels, int n, int ticks, const char *x_title,
+                           const char *y_title, double top) {
     open_svg(t, alt, H);
-    unit_axis(t, y_title);
+    unit_axis(t, y_title, top);
     int step = n > ticks ? (n + ticks - 1) / ticks : 1;
     for (int i = 0; i < n; i += step)
         label(t, x_at(i, n), H - BOTTOM + 16, "middle", "tick", labels[i]);
     label(t, (LEFT + W - RIGHT) / 2.0, H - 6, "middle", "title", x_title);
-    for (int i = n_series - 1; i >= 0; i--) one_line(t, &s[i], n); // the first one on top
+    for (int i = n_series - 1; i >= 0; i--) one_line(t, &s[i], n, top); // the first one on top
     sp_text_add(t, "</svg>");
     sp_chart_legend(t, s, n_series);
 }
@@ -148,10 +157,102 @@ void sp_chart_log_bars(sp_text *t, const char *alt, const sp_bar *b, int n, cons
     sp_text_add(t, "</svg>");
 }
 
+// A round number not below x, so that an axis to it has few round ticks.
+static double round_above(double x) {
+    double power = pow(10, floor(log10(x)));
+    static const double steps[] = {1, 2, 4, 5, 10};
+    for (int i = 0; i < 5; i++)
+        if (steps[i] * power >= x * (1 - 1e-9)) return steps[i] * power;
+    return 10 * power;
+}
+
+// Vertical grid of a linear axis from 0 to `top` over x0 .. x0+width, labels below.
+static void linear_axis(sp_text *t, double x0, double width, double top, int bottom) {
+    for (int i = 0; i <= 4; i++) {
+        char s[24];
+        double x = x0 + width * i / 4;
+        sp_text_add(t, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" class=\"grid\"/>", x, x,
+                    TOP, bottom);
+        snprintf(s, sizeof s, "%.4g", top * i / 4);
+        label(t, x, bottom + 16, "middle", "tick", s);
+    }
+}
+
+void sp_chart_bars(sp_text *t, const char *alt, const sp_bar *b, int n, const char *unit) {
+    enum { NAME = 186, ROW = 24, NUMBER = 54 };
+    double top = 0;
+    for (int i = 0; i < n; i++) {
+        if (isfinite(b[i].value)) top = fmax(top, b[i].value);
+        if (isfinite(b[i].mark)) top = fmax(top, b[i].mark);
+    }
+    top = top > 0 ? round_above(top) : 1;
+    int height = TOP + n * ROW + BOTTOM;
+    double width = W - NAME - NUMBER;
+    open_svg(t, alt, height);
+    linear_axis(t, NAME, width, top, height - BOTTOM);
+    for (int i = 0; i < n; i++) {
+        char s[32];
+        double y = TOP + i * ROW, w = isfinite(b[i].value) ? fmax(b[i].value, 0) / top * width : 0;
+        label(t, NAME - 6, y + 16, "end", "name", b[i].label);
+        sp_text_add(t,
+                    "<rect x=\"%d\" y=\"%.1f\" width=\"%.1f\" height=\"%d\" rx=\"2\" fill=\"%s\"/>",
+                    NAME, y + 4, fmax(w, 0.8), ROW - 8, b[i].colour);
+        double end = w;
+        if (isfinite(b[i].mark)) {
+            double x = NAME + fmax(b[i].mark, 0) / top * width;
+            sp_text_add(t,
+                        "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"#17202e\" "
+                        "stroke-width=\"2\"/>",
+                        x, x, y + 2, y + ROW - 2);
+            end = fmax(end, x - NAME);
+        }
+        if (isfinite(b[i].value))
+            snprintf(s, sizeof s, b[i].value < 100 ? "%.3g" : "%.0f", b[i].value);
+        else
+            snprintf(s, sizeof s, "n/a");
+        label(t, NAME + end + 6, y + 16, "start", "value", s);
+    }
+    label(t, NAME + width / 2, height - 6, "middle", "title", unit);
+    sp_text_add(t, "</svg>");
+}
+
+void sp_chart_timeline(sp_text *t, const char *alt, const char *const *rows, int n_rows,
+                       const sp_span *span, int n, const char *unit) {
+    enum { WIDE = 980, NAME = 66, ROW = 34, EDGE = 14 };
+    double top = 0;
+    for (int i = 0; i < n; i++)
+        if (isfinite(span[i].to)) top = fmax(top, span[i].to);
+    top = top > 0 ? top : 1;
+    int height = TOP + n_rows * ROW + BOTTOM;
+    double width = WIDE - NAME - EDGE;
+    sp_text_add(t, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDE, height);
+    sp_html_escape(t, alt);
+    sp_text_add(t, "\">");
+    linear_axis(t, NAME, width, top, height - BOTTOM);
+    for (int r = 0; r < n_rows; r++)
+        label(t, NAME - 8, TOP + r * ROW + ROW / 2.0 + 4, "end", "name", rows[r]);
+    for (int i = 0; i < n; i++) {
+        const sp_span *s = &span[i];
+        if (!isfinite(s->from) || !isfinite(s->to) || s->row < 0 || s->row >= n_rows) continue;
+        double x = NAME + fmax(s->from, 0) / top * width;
+        sp_text_add(t,
+                    "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" "
+                    "stroke=\"#fff\" stroke-width=\"0.6\"><title>",
+                    x, TOP + s->row * ROW + 5, fmax((s->to - s->from) / top * width, 0.6), ROW - 10,
+                    s->colour);
+        sp_html_escape(t, s->title);
+        sp_text_add(t, ", %.3f to %.3f ", s->from, s->to);
+        sp_html_escape(t, unit);
+        sp_text_add(t, "</title></rect>");
+    }
+    label(t, NAME + width / 2, height - 6, "middle", "title", unit);
+    sp_text_add(t, "</svg>");
+}
+
 void sp_chart_columns(sp_text *t, const char *alt, const sp_series *s, int n_series,
                       const char *const *groups, int n) {
     open_svg(t, alt, H);
-    unit_axis(t, "accuracy");
+    unit_axis(t, "accuracy", 1);
     double group = (double)(W - LEFT - RIGHT) / n, column = group * 0.84 / n_series;
     for (int g = 0; g < n; g++) {
         double x0 = LEFT + g * group + group * 0.08;

@@ -2,8 +2,7 @@
 // then what needs attention, the measurements, every check, and how it was done.
 //
 // Every text of the document passes sp_html_escape; nothing of it becomes markup, style or script.
-#include "validate/chart.h"
-#include "validate/report.h"
+#include "validate/html.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -28,7 +27,8 @@ static const char style[] =
     ".tile b{display:block;font-size:22px;line-height:1.25;font-variant-numeric:tabular-nums}"
     ".tile span{font-size:12.5px;color:var(--soft)}"
     ".charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(320px,1fr));gap:18px 26px}"
-    "figure{margin:0;break-inside:avoid;min-width:0}svg{width:100%;height:auto;display:block}"
+    "figure{margin:0;break-inside:avoid;min-width:0}figure.wide{margin:18px "
+    "0}svg{width:100%;height:auto;display:block}"
     "figcaption{font-size:12.5px;color:var(--soft);margin-top:4px}"
     "svg text{font-family:inherit;fill:var(--soft)}.tick{font-size:11px}.title{font-size:11.5px}"
     ".name,.value{font-size:12px}svg .name,svg .value{fill:var(--ink)}"
@@ -62,18 +62,18 @@ static const char style[] =
 
 // ---- small pieces -------------------------------------------------------------------------------
 
-static const char *text_at(json_t *o, const char *key) {
+const char *sp_html_text_at(json_t *o, const char *key) {
     const char *s = json_string_value(json_object_get(o, key));
     return s ? s : "";
 }
 
-static void cell_number(sp_text *t, double x, const char *format) {
+void sp_html_number(sp_text *t, double x, const char *format) {
     char s[48];
     snprintf(s, sizeof s, format, x);
     sp_text_add(t, "<td class=\"n\">%s</td>", isfinite(x) ? s : "&ndash;");
 }
 
-static void element(sp_text *t, const char *tag, const char *attributes, const char *text) {
+void sp_html_element(sp_text *t, const char *tag, const char *attributes, const char *text) {
     sp_text_add(t, "<%s%s%s>", tag, *attributes ? " " : "", attributes);
     sp_html_escape(t, text);
     sp_text_add(t, "</%s>", tag);
@@ -84,7 +84,7 @@ static void tile(sp_text *t, double x, const char *format, const char *what) {
     if (!isfinite(x)) return;
     snprintf(s, sizeof s, format, x);
     sp_text_add(t, "<div class=\"tile\"><b>%s</b>", s);
-    element(t, "span", "", what);
+    sp_html_element(t, "span", "", what);
     sp_text_add(t, "</div>");
 }
 
@@ -94,7 +94,7 @@ static void count_checks(json_t *root, int count[4]) {
     json_t *c;
     memset(count, 0, 4 * sizeof *count);
     json_array_foreach(json_object_get(root, "checks"), i, c) for (int k = 0; k < 4; k++)
-        count[k] += strcmp(text_at(c, "status"), name[k]) == 0;
+        count[k] += strcmp(sp_html_text_at(c, "status"), name[k]) == 0;
 }
 
 static json_t *last(json_t *list) {
@@ -105,7 +105,7 @@ static json_t *last(json_t *list) {
 // ---- verdict ------------------------------------------------------------------------------------
 
 static void verdict(sp_text *t, json_t *root) {
-    const char *status = text_at(root, "status");
+    const char *status = sp_html_text_at(root, "status");
     bool fail = strcmp(status, "fail") == 0, warn = strcmp(status, "pass_with_warnings") == 0;
     int n[4];
     count_checks(root, n);
@@ -113,7 +113,7 @@ static void verdict(sp_text *t, json_t *root) {
                 fail   ? "fail"
                 : warn ? "warn"
                        : "pass");
-    sp_html_escape(t, text_at(json_object_get(root, "model"), "name"));
+    sp_html_escape(t, sp_html_text_at(json_object_get(root, "model"), "name"));
     sp_text_add(t,
                 "</h1><div class=\"verdict\">%s</div><p>%d checks passed, %d warning%s, %d "
                 "failure%s; %d not run here.</p>",
@@ -122,9 +122,9 @@ static void verdict(sp_text *t, json_t *root) {
                        : "Passed",
                 n[0], n[1], n[1] == 1 ? "" : "s", n[2], n[2] == 1 ? "" : "s", n[3]);
     sp_text_add(t, "<p class=\"sub\">");
-    sp_html_escape(t, text_at(root, "created_utc"));
+    sp_html_escape(t, sp_html_text_at(root, "created_utc"));
     sp_text_add(t, " &middot; sparda ");
-    sp_html_escape(t, text_at(json_object_get(root, "tool"), "version"));
+    sp_html_escape(t, sp_html_text_at(json_object_get(root, "tool"), "version"));
     sp_text_add(t, "</p></header>");
 }
 
@@ -134,16 +134,16 @@ static void issues(sp_text *t, json_t *root) {
     bool open = false;
     for (int round = 0; round < 2; round++)
         json_array_foreach(json_object_get(root, "checks"), i, c) {
-            const char *status = text_at(c, "status");
+            const char *status = sp_html_text_at(c, "status");
             if (strcmp(status, round ? "warn" : "fail") != 0) continue;
             if (!open) sp_text_add(t, "<ul class=\"issues\">");
             open = true;
             sp_text_add(t, "<li class=\"%s\"><b>", round ? "warn" : "fail");
-            sp_html_escape(t, text_at(c, "id"));
+            sp_html_escape(t, sp_html_text_at(c, "id"));
             sp_text_add(t, " &middot; ");
-            sp_html_escape(t, text_at(c, "title"));
+            sp_html_escape(t, sp_html_text_at(c, "title"));
             sp_text_add(t, "</b>");
-            element(t, "div", "class=\"why\"", text_at(c, "reason"));
+            sp_html_element(t, "div", "class=\"why\"", sp_html_text_at(c, "reason"));
             sp_text_add(t, "</li>");
         }
     if (open) sp_text_add(t, "</ul>");
@@ -154,22 +154,42 @@ static double needle_mean(json_t *root, const char *task, const char *key) {
     json_t *o;
     double value = NAN;
     json_array_foreach(json_object_get(root, "retrieval"), i,
-                       o) if (isnan(value) && strcmp(text_at(o, "task"), task) == 0) value =
+                       o) if (isnan(value) && strcmp(sp_html_text_at(o, "task"), task) == 0) value =
         sp_json_at(o, key);
     return value;
 }
 
+// Row of one way to serve in the table of throughput.
+static json_t *served(json_t *root, const char *mode) {
+    size_t i;
+    json_t *o;
+    json_array_foreach(json_object_get(root, "throughput"), i, o) {
+        if (strcmp(sp_html_text_at(o, "mode"), mode) == 0) return o;
+    }
+    return NULL;
+}
+
 static void tiles(sp_text *t, json_t *root) {
-    json_t *selection =
-        json_array_get(json_object_get(json_object_get(root, "selection"), "per_length"), 0);
+    json_t *lengths = json_object_get(json_object_get(root, "selection"), "per_length");
+    bool several = json_array_size(lengths) > 1;
+    json_t *selection = json_array_get(lengths, 0), *sparda = served(root, "sparda");
     json_t *mean = json_object_get(selection, "mean"), *logits = json_object_get(root, "logits");
     sp_text_add(t, "<div class=\"tiles\">");
-    tile(t, sp_json_at(mean, "recall"), "%.3f", "block recall, shortest length");
-    tile(t, sp_json_at(mean, "mass"), "%.3f", "teacher mass on its blocks, same length");
-    tile(t, sp_json_at(logits, "ratio"), "%.2f", "KL ratio, longest length (1 = as sparsifying)");
+    tile(t, sp_json_at(mean, "recall"), "%.3f",
+         several ? "block recall, shortest length" : "block recall");
+    tile(t, sp_json_at(mean, "mass"), "%.3f",
+         several ? "teacher mass on its blocks, same length" : "teacher mass on its blocks");
+    tile(t, sp_json_at(logits, "ratio"), "%.2f",
+         several ? "KL ratio, longest length (1 = as sparsifying)"
+                 : "KL ratio (1 = as sparsifying)");
     tile(t, sp_json_at(logits, "delta_nll"), "%+.4f", "nat per token against the original");
-    tile(t, needle_mean(root, "single", "forecast"), "%.3f", "single needle, shortest length");
-    tile(t, needle_mean(root, "multi", "forecast"), "%.3f", "multi needle, shortest length");
+    tile(t, needle_mean(root, "single", "forecast"), "%.3f",
+         several ? "single needle, shortest length" : "single needle");
+    tile(t, needle_mean(root, "multi", "forecast"), "%.3f",
+         several ? "multi needle, shortest length" : "multi needle");
+    tile(t, sp_json_at(sparda, "decode_tok_s"), "%.0f", "tokens/s decoded, copied ahead");
+    tile(t, sp_json_at(json_object_get(root, "prefetch"), "hidden_fraction"), "%.2f",
+         "share of the copies that is hidden");
     sp_text_add(t, "</div>");
 }
 
@@ -195,7 +215,7 @@ static const char *const curve_key[LINES] = {"recall", "ceiling",   "infinigen",
 static void set_series(sp_series s[LINES], const curves *c) {
     const sp_series all[LINES] = {
         {"trained Forecast", c_forecast, c->y[0], false},
-        {"fine teacher (ceiling)", c_ceiling, c->y[1], false},
+        {"fine teacher of training", c_ceiling, c->y[1], false},
         {"InfiniGen-style", c_infinigen, c->y[2], false},
         {"previous step's blocks", c_stale, c->y[3], false},
         {"untrained Forecast", c_untrained, c->y[4], false},
@@ -238,8 +258,8 @@ static void position_curves(json_t *bins, curves *c) {
     }
 }
 
-static void caption(sp_text *t, const char *text) {
-    element(t, "figcaption", "", text);
+void sp_html_caption(sp_text *t, const char *text) {
+    sp_html_element(t, "figcaption", "", text);
 }
 
 static void recall_charts(sp_text *t, json_t *root) {
@@ -251,10 +271,18 @@ static void recall_charts(sp_text *t, json_t *root) {
         t->failed = true;
         return;
     }
-    sp_text_add(t, "<h2>Block recall</h2><p class=\"sub\">Share of the original selector's chosen "
-                   "blocks (forced ones not counted) that each predictor also chooses, on the same "
-                   "hidden states. Only queries with more candidates than blocks to choose."
-                   "</p><div class=\"charts\">");
+    sp_text_add(
+        t, "<h2>Block recall</h2><p class=\"sub\">Share of the original selector's chosen "
+           "blocks (forced ones not counted) that each predictor also chooses, on the same "
+           "hidden states. Only queries with more candidates than blocks to choose. The fine "
+           "teacher is what training aims at: its own agreement with the original selector "
+           "is as much as can be asked of a Forecast, though a rival may exceed it.</p>"
+           "<p class=\"sub\">The recall that training reports is another number: it compares "
+           "with the fine teacher&#39;s blocks, on hidden states that the teacher&#39;s blocks "
+           "produced, with blocks of the future among the candidates and windows that count "
+           "from their first token on. Here all is as at inference: the original selector, "
+           "its hidden states, complete windows, the future masked.</p>"
+           "<div class=\"charts\">");
     json_array_foreach(list, i, o) {
         char title[64];
         sp_series s[LINES];
@@ -299,7 +327,8 @@ static void kl_chart(sp_text *t, json_t *root) {
     if (!n) return;
     sp_text_add(t, "<figure><h3>Divergence of the logits</h3>");
     sp_chart_log_bars(t, "Mean KL divergence of the logits", bar, n, "KL, nat (logarithmic)");
-    caption(t, "The Forecast should move the logits no more than sparse attention itself did.");
+    sp_html_caption(
+        t, "The Forecast should move the logits no more than sparse attention itself did.");
     sp_text_add(t, "</figure>");
 }
 
@@ -323,7 +352,8 @@ static void needle_chart(sp_text *t, json_t *root) {
     json_array_foreach(list, i, o) {
         if (n == MAX_GROUPS) break;
         for (int k = 0; k < SELECTORS; k++) y[k][n] = sp_json_at(o, selector[k].key);
-        snprintf(label[n], sizeof label[n], "%s %.0f", text_at(o, "task"), sp_json_at(o, "len"));
+        snprintf(label[n], sizeof label[n], "%s %.0f", sp_html_text_at(o, "task"),
+                 sp_json_at(o, "len"));
         labels[n] = label[n];
         n++;
     }
@@ -335,7 +365,7 @@ static void needle_chart(sp_text *t, json_t *root) {
         s[k] = (sp_series){selector[k].name, colour[k], y[k], false};
     sp_text_add(t, "<figure><h3>Needle accuracy</h3>");
     sp_chart_columns(t, "Needle accuracy by task and selector", s, SELECTORS, labels, n);
-    caption(t, "Each question is put to every selector.");
+    sp_html_caption(t, "Each question is put to every selector.");
     sp_text_add(t, "</figure>");
 }
 
@@ -357,7 +387,7 @@ static void selector_table(sp_text *t, json_t *root) {
     sp_text_add(t, "<h2>Selectors compared</h2><div class=\"scroll\"><table><thead><tr><th></th>");
     json_array_foreach(needles, i, o) {
         sp_text_add(t, "<th class=\"n\">");
-        sp_html_escape(t, text_at(o, "task"));
+        sp_html_escape(t, sp_html_text_at(o, "task"));
         sp_text_add(t, "<br>%.0f</th>", sp_json_at(o, "len"));
     }
     json_array_foreach(lengths, i, o)
@@ -369,10 +399,10 @@ static void selector_table(sp_text *t, json_t *root) {
         const char *key = selector[k].key;
         sp_text_add(t, "<tr%s><td>%s</td>", strcmp(key, "forecast") == 0 ? " class=\"hl\"" : "",
                     selector[k].name);
-        json_array_foreach(needles, i, o) cell_number(t, sp_json_at(o, key), "%.3f");
-        json_array_foreach(lengths, i, o) cell_number(t, sp_selector_recall(o, key), "%.3f");
+        json_array_foreach(needles, i, o) sp_html_number(t, sp_json_at(o, key), "%.3f");
+        json_array_foreach(lengths, i, o) sp_html_number(t, sp_selector_recall(o, key), "%.3f");
         json_array_foreach(lengths, i, o)
-            cell_number(t, loss_of(root, sp_json_at(o, "len"), key), "%.4f");
+            sp_html_number(t, loss_of(root, sp_json_at(o, "len"), key), "%.4f");
         sp_text_add(t, "</tr>");
     }
     sp_text_add(t, "</tbody></table></div>");
@@ -392,14 +422,15 @@ static void check_rows(sp_text *t, json_t *root) {
                    "<th>Result</th><th class=\"n\">Value</th><th class=\"n\">Gate</th></tr></thead>"
                    "<tbody>");
     json_array_foreach(json_object_get(root, "checks"), i, c) {
-        const char *status = text_at(c, "status");
+        const char *status = sp_html_text_at(c, "status");
         if (strcmp(status, "skip") == 0) continue;
         double value = sp_json_at(c, "value"), threshold = sp_json_at(c, "threshold");
         sp_text_add(t, "<tr><td><b>");
-        sp_html_escape(t, text_at(c, "id"));
+        sp_html_escape(t, sp_html_text_at(c, "id"));
         sp_text_add(t, "</b></td><td class=\"w\">");
-        sp_html_escape(t, text_at(c, "title"));
-        if (*text_at(c, "reason")) element(t, "div", "class=\"why\"", text_at(c, "reason"));
+        sp_html_escape(t, sp_html_text_at(c, "title"));
+        if (*sp_html_text_at(c, "reason"))
+            sp_html_element(t, "div", "class=\"why\"", sp_html_text_at(c, "reason"));
         sp_text_add(t, "</td><td class=\"s ");
         sp_html_escape(t, status);
         sp_text_add(t, "\">");
@@ -407,14 +438,14 @@ static void check_rows(sp_text *t, json_t *root) {
         sp_text_add(t, "</td><td class=\"n\">");
         if (isfinite(value)) {
             sp_text_add(t, "%.4g ", value);
-            sp_html_escape(t, text_at(c, "unit"));
+            sp_html_escape(t, sp_html_text_at(c, "unit"));
         }
         sp_text_add(t, "</td><td class=\"n\">");
         if (isfinite(threshold)) {
-            sp_html_escape(t, text_at(c, "op"));
+            sp_html_escape(t, sp_html_text_at(c, "op"));
             sp_text_add(t, " %.4g ", threshold);
         }
-        element(t, "span", "class=\"sub\"", text_at(c, "severity"));
+        sp_html_element(t, "span", "class=\"sub\"", sp_html_text_at(c, "severity"));
         sp_text_add(t, "</td></tr>");
     }
     sp_text_add(t, "</tbody></table><p class=\"sub\">A hard gate fails the validation, a soft one "
@@ -427,27 +458,28 @@ static void skipped_rows(sp_text *t, json_t *root) {
     size_t i, k;
     bool open = false;
     json_array_foreach(checks, i, c) {
-        const char *why = text_at(c, "reason");
-        if (strcmp(text_at(c, "status"), "skip") != 0) continue;
+        const char *why = sp_html_text_at(c, "reason");
+        if (strcmp(sp_html_text_at(c, "status"), "skip") != 0) continue;
         bool seen = false;
         for (k = 0; k < i && !seen; k++) {
             o = json_array_get(checks, k);
-            seen =
-                strcmp(text_at(o, "status"), "skip") == 0 && strcmp(text_at(o, "reason"), why) == 0;
+            seen = strcmp(sp_html_text_at(o, "status"), "skip") == 0 &&
+                   strcmp(sp_html_text_at(o, "reason"), why) == 0;
         }
         if (seen) continue;
         if (!open)
             sp_text_add(t, "<h3 style=\"margin-top:20px\">Not run here</h3><dl class=\"skips\">");
         open = true;
-        element(t, "dt", "class=\"why\"", why);
+        sp_html_element(t, "dt", "class=\"why\"", why);
         sp_text_add(t, "<dd>");
         json_array_foreach(checks, k, o) {
-            if (strcmp(text_at(o, "status"), "skip") != 0 || strcmp(text_at(o, "reason"), why) != 0)
+            if (strcmp(sp_html_text_at(o, "status"), "skip") != 0 ||
+                strcmp(sp_html_text_at(o, "reason"), why) != 0)
                 continue;
             sp_text_add(t, "<div><b>");
-            sp_html_escape(t, text_at(o, "id"));
+            sp_html_escape(t, sp_html_text_at(o, "id"));
             sp_text_add(t, "</b> ");
-            sp_html_escape(t, text_at(o, "title"));
+            sp_html_escape(t, sp_html_text_at(o, "title"));
             sp_text_add(t, "</div>");
         }
         sp_text_add(t, "</dd>");
@@ -462,11 +494,11 @@ static void exported(sp_text *t, json_t *root) {
                    "<th>Format</th><th class=\"n\">Bytes</th><th>SHA-256</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(e, "files"), i, o) {
         sp_text_add(t, "<tr>");
-        element(t, "td", "", text_at(o, "path_rel"));
-        element(t, "td", "", text_at(o, "format"));
-        cell_number(t, sp_json_at(o, "bytes"), "%.0f");
+        sp_html_element(t, "td", "", sp_html_text_at(o, "path_rel"));
+        sp_html_element(t, "td", "", sp_html_text_at(o, "format"));
+        sp_html_number(t, sp_json_at(o, "bytes"), "%.0f");
         sp_text_add(t, "<td>");
-        element(t, "code", "", text_at(o, "sha256"));
+        sp_html_element(t, "code", "", sp_html_text_at(o, "sha256"));
         sp_text_add(t, "</td></tr>");
     }
     sp_text_add(t, "</tbody></table></div><details><summary>Tensors</summary><div class=\"scroll\">"
@@ -474,14 +506,14 @@ static void exported(sp_text *t, json_t *root) {
                    "<th class=\"n\">Max</th><th>Used</th><th>SHA-256</th></tr></thead><tbody>");
     json_array_foreach(json_object_get(e, "tensors"), i, o) {
         sp_text_add(t, "<tr><td>");
-        element(t, "code", "", text_at(o, "name"));
+        sp_html_element(t, "code", "", sp_html_text_at(o, "name"));
         sp_text_add(t, "</td>");
-        element(t, "td", "", text_at(o, "dtype"));
-        cell_number(t, sp_json_at(o, "rms"), "%.4g");
-        cell_number(t, sp_json_at(o, "max_abs"), "%.4g");
-        element(t, "td", "", json_is_true(json_object_get(o, "used")) ? "yes" : "no");
+        sp_html_element(t, "td", "", sp_html_text_at(o, "dtype"));
+        sp_html_number(t, sp_json_at(o, "rms"), "%.4g");
+        sp_html_number(t, sp_json_at(o, "max_abs"), "%.4g");
+        sp_html_element(t, "td", "", json_is_true(json_object_get(o, "used")) ? "yes" : "no");
         sp_text_add(t, "<td>");
-        element(t, "code", "", text_at(o, "sha256"));
+        sp_html_element(t, "code", "", sp_html_text_at(o, "sha256"));
         sp_text_add(t, "</td></tr>");
     }
     sp_text_add(t, "</tbody></table></div></details>");
@@ -502,8 +534,8 @@ static void facts(sp_text *t, json_t *o) {
             text = s;
         }
         if (!text) continue;
-        element(t, "dt", "", key);
-        element(t, "dd", "", text);
+        sp_html_element(t, "dt", "", key);
+        sp_html_element(t, "dd", "", text);
     }
 }
 
@@ -518,9 +550,9 @@ static void setting(sp_text *t, json_t *root) {
     }
     sp_text_add(t, "</div><footer>Made by sparda ");
     json_t *tool = json_object_get(root, "tool");
-    sp_html_escape(t, text_at(tool, "version"));
+    sp_html_escape(t, sp_html_text_at(tool, "version"));
     sp_text_add(t, " (");
-    sp_html_escape(t, text_at(tool, "git"));
+    sp_html_escape(t, sp_html_text_at(tool, "git"));
     sp_text_add(t, "). The same numbers, and more, are in validation_report.json.</footer>");
 }
 
@@ -530,7 +562,7 @@ sp_status sp_report_html(json_t *root, char **html) {
     sp_text_add(&t, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">"
                     "<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>"
                     "Forecast validation: ");
-    sp_html_escape(&t, text_at(json_object_get(root, "model"), "name"));
+    sp_html_escape(&t, sp_html_text_at(json_object_get(root, "model"), "name"));
     sp_text_add(&t, "</title><style>%s</style></head><body><main>\n", style);
     verdict(&t, root);
     issues(&t, root);
@@ -543,6 +575,7 @@ sp_status sp_report_html(json_t *root, char **html) {
         needle_chart(&t, root);
         sp_text_add(&t, "</div>");
     }
+    sp_html_serving(&t, root);
     check_rows(&t, root);
     skipped_rows(&t, root);
     exported(&t, root);

@@ -105,7 +105,7 @@ static const char skeleton[] =
     "\"retrieval\":[],\"lm_loss\":[],"
     "\"prefetch\":{\"bit_equal_steps\":null,\"units_checked\":null,\"checksum_errors\":null,"
     "\"hit_rate_all\":null,\"hit_rate_chosen\":null,\"units_per_step\":null,"
-    "\"bytes_per_step\":null,\"miss_curve\":[],\"ctas\":null,\"engine\":null,\"gbps\":null,"
+    "\"bytes_per_step\":null,\"miss_curve\":[],\"timeline\":[],\"ctas\":null,\"engine\":null,\"gbps\":null,"
     "\"gbps_reference\":null,\"hidden_fraction\":null,\"hidden_cap\":null,\"interference\":null},"
     "\"throughput\":[],"
     "\"memory\":{\"hbm_bytes\":{\"weights\":null,\"slots\":null,\"compressed_keys\":null,"

@@ -62,7 +62,7 @@ sp_status sp_report_remove(const char *dir);
 
 // One self-contained page. All text of the document is escaped. Caller frees.
 sp_status sp_report_html(json_t *root, char **html);
-// About twenty lines, the selector table last. Caller frees.
+// About twenty lines, the selector table and its footer last. Caller frees.
 sp_status sp_report_summary(json_t *root, char **text);
 
 // ---- helpers for sections -----------------------------------------------------------------------

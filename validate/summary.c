@@ -1,5 +1,5 @@
 // The summary for people: about twenty lines made from the JSON document, the table of selectors
-// last.
+// last, with a footer that says what its columns are.
 #include "common/util.h"
 #include "validate/report.h"
 
@@ -12,27 +12,41 @@ static const char *text_at(json_t *o, const char *key) {
     return s ? s : "";
 }
 
-// "P1 P5" of the checks with this outcome; "none" if there are none.
-static void list_ids(sp_text *t, json_t *root, const char *status) {
+static int count_of(json_t *root, const char *status) {
     size_t i;
     json_t *c;
-    bool any = false;
-    json_array_foreach(json_object_get(root, "checks"), i, c) {
-        if (strcmp(text_at(c, "status"), status) != 0) continue;
-        sp_text_add(t, "%s%s", any ? " " : "", text_at(c, "id"));
-        any = true;
-    }
-    if (!any) sp_text_add(t, "none");
+    int n = 0;
+    json_array_foreach(json_object_get(root, "checks"), i, c) n +=
+        strcmp(text_at(c, "status"), status) == 0;
+    return n;
 }
 
-// The first line of a reason: the report has all of it.
+static void counts(sp_text *t, json_t *root) {
+    int passed = count_of(root, "pass"), warned = count_of(root, "warn");
+    int failed = count_of(root, "fail"), skipped = count_of(root, "skip");
+    sp_text_add(t, "  %d check%s passed, %d warning%s, %d failure%s; %d not run here", passed,
+                passed == 1 ? "" : "s", warned, warned == 1 ? "" : "s", failed,
+                failed == 1 ? "" : "s", skipped);
+    size_t i;
+    json_t *c;
+    const char *before = " (";
+    json_array_foreach(json_object_get(root, "checks"), i, c) {
+        if (strcmp(text_at(c, "status"), "skip") != 0) continue;
+        sp_text_add(t, "%s%s", before, text_at(c, "id"));
+        before = " ";
+    }
+    sp_text_add(t, "%s\n", skipped ? ")" : "");
+}
+
+// The first line of its reason, of which the report has all, and what the check is.
 static void findings(sp_text *t, json_t *root, const char *status, const char *what) {
     size_t i;
     json_t *c;
     json_array_foreach(json_object_get(root, "checks"), i, c) {
         if (strcmp(text_at(c, "status"), status) != 0) continue;
         const char *why = text_at(c, "reason");
-        sp_text_add(t, "  %s %s: %.*s\n", what, text_at(c, "id"), (int)strcspn(why, "\n"), why);
+        sp_text_add(t, "  %s %s: %.*s (%s)\n", what, text_at(c, "id"), (int)strcspn(why, "\n"), why,
+                    text_at(c, "title"));
     }
 }
 
@@ -67,6 +81,53 @@ static void table(sp_text *t, json_t *root) {
     }
 }
 
+// What the columns are and how many samples stand behind them.
+static void footer(sp_text *t, json_t *root) {
+    json_t *needles = json_array_get(json_object_get(root, "retrieval"), 0);
+    json_t *lengths = json_object_get(json_object_get(root, "selection"), "per_length");
+    json_t *recall = json_array_get(lengths, 0);
+    double n = sp_json_at(needles, "n");
+    if (needles)
+        sp_text_add(
+            t,
+            "  needle columns: share of right answers, %.0f questions each (standard error at "
+            "most %.3f)\n",
+            n, 0.5 / sqrt(n));
+    if (recall)
+        sp_text_add(
+            t,
+            "  recall: share of the original selector's chosen blocks that are also chosen, "
+            "over %.0f texts, every layer and KV head; forced blocks not counted\n",
+            sp_json_at(recall, "sequences"));
+}
+
+static void logits(sp_text *t, json_t *root) {
+    size_t i;
+    json_t *o;
+    json_array_foreach(json_object_get(json_object_get(root, "logits"), "per_length"), i, o)
+        sp_text_add(
+            t,
+            "  %.0f tokens: choosing blocks moves the logits by %.4f nat (KL), the Forecast "
+            "by %.4f nat more; loss %+.4f nat a token; most likely token the same in %.1f%%\n",
+            sp_json_at(o, "len"), sp_json_at(json_object_get(o, "kl_dense_sparse"), "mean"),
+            sp_json_at(json_object_get(o, "kl_sparse_sparda"), "mean"), sp_json_at(o, "delta_nll"),
+            100 * sp_json_at(o, "top1_agree"));
+}
+
+static void serving(sp_text *t, json_t *root) {
+    size_t i;
+    json_t *o;
+    json_array_foreach(json_object_get(root, "throughput"), i, o) {
+        double speed = sp_json_at(o, "decode_tok_s");
+        if (strcmp(text_at(o, "mode"), "sparda") != 0 || !isfinite(speed)) continue;
+        sp_text_add(
+            t,
+            "  decode with copies one layer ahead: %.0f tokens/s at %.0f tokens, batch %.0f "
+            "(%.0f%% of the limit)\n",
+            speed, sp_json_at(o, "len"), sp_json_at(o, "batch"), 100 * sp_json_at(o, "share"));
+    }
+}
+
 sp_status sp_report_summary(json_t *root, char **text) {
     sp_text t = {0};
     const char *status = text_at(root, "status");
@@ -76,23 +137,13 @@ sp_status sp_report_summary(json_t *root, char **text) {
                 strcmp(status, "fail") == 0   ? "FAILED"
                 : strcmp(status, "pass") == 0 ? "passed"
                                               : "passed with warnings");
-    sp_text_add(&t, "  passed: ");
-    list_ids(&t, root, "pass");
-    sp_text_add(&t, "\n  not run here: ");
-    list_ids(&t, root, "skip");
-    sp_text_add(&t, "\n");
+    counts(&t, root);
     findings(&t, root, "fail", "failed");
     findings(&t, root, "warn", "warning");
-    size_t i;
-    json_t *o;
-    json_array_foreach(json_object_get(json_object_get(root, "logits"), "per_length"), i, o)
-        sp_text_add(&t,
-                    "  %.0f tokens: KL(dense||sparse) %.4f, KL(sparse||Forecast) %.4f nat, loss "
-                    "%+.4f nat, largest token equal %.1f%%\n",
-                    sp_json_at(o, "len"), sp_json_at(json_object_get(o, "kl_dense_sparse"), "mean"),
-                    sp_json_at(json_object_get(o, "kl_sparse_sparda"), "mean"),
-                    sp_json_at(o, "delta_nll"), 100 * sp_json_at(o, "top1_agree"));
+    logits(&t, root);
+    serving(&t, root);
     table(&t, root);
+    footer(&t, root);
     if (t.failed || !t.data) {
         sp_text_free(&t);
         return sp_error(SP_ENVIRONMENT, "out of memory for the summary");
