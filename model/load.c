@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static const int64_t AHEAD_BYTES = (int64_t)2 << 30;
+static const int64_t AHEAD_BYTES = (int64_t)8 << 30;
 
 typedef struct job {
     const sp_st_tensor *t;
@@ -268,7 +268,14 @@ static sp_status finish_jobs(queue *q, const sp_model_desc *d, const sp_model *m
     }
 done:
     atomic_store(&q->stop, true);
-    if (o->progress) sp_progress("%s", "");
+    if (o->progress) {
+        double seconds = sp_now() - start;
+        sp_progress("%s", "");
+        if (st == SP_OK && p.count == 0)
+            sp_info("loaded      %s: %.0f MB in %.2f s, %.0f MB/s", d->name,
+                    (double)d->weight_bytes * 1e-6, seconds,
+                    (double)d->weight_bytes * 1e-6 / (seconds + 1e-9));
+    }
     sp_status listed = sp_problems_end(
         &p, SP_BAD_INPUT, "the weights of %s are not finite numbers%s; get the files again", d->dir,
         q->storage == SP_BF16 ? " of bf16" : "");

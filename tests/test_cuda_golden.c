@@ -18,30 +18,51 @@ enum { L = 6, D = 256, HKV = 2, HEAD = 64, T = 256, ND = 63, K = 10, ROWS = HKV 
 
 static const sp_operations *exact;
 
+static float b(float x) {
+    return sp_bf16_to_f32(sp_f32_to_bf16(x));
+}
+static float *row_of(sp_tensor t, int64_t r) {
+    return (float *)t.data + r * t.ld;
+}
 static sp_status rounded(sp_status st, sp_tensor t) {
-    for (int64_t r = 0; r < t.rows && st == SP_OK; r++) {
-        float *row = (float *)t.data + r * t.ld;
-        for (int64_t c = 0; c < t.cols; c++) row[c] = sp_bf16_to_f32(sp_f32_to_bf16(row[c]));
-    }
+    for (int64_t r = 0; r < t.rows && st == SP_OK; r++)
+        for (int64_t c = 0; c < t.cols; c++) row_of(t, r)[c] = b(row_of(t, r)[c]);
     return st;
 }
 static sp_status embed(sp_tensor tokens, sp_tensor table, float scale, sp_tensor out) {
     return rounded(exact->embed(tokens, table, scale, out), out);
 }
+// Where training.md 1.4 rounds in the middle of an operation, so does this.
 static sp_status rmsnorm(sp_tensor x, sp_tensor w, float eps, sp_tensor out) {
-    return rounded(exact->rmsnorm(x, w, eps, out), out);
+    for (int64_t r = 0; r < x.rows; r++) {
+        const float *v = row_of(x, r);
+        double squares = 0;
+        for (int64_t c = 0; c < x.cols; c++) squares += (double)v[c] * v[c];
+        float scale = (float)(1 / sqrt(squares / (double)x.cols + eps));
+        for (int64_t c = 0; c < x.cols; c++)
+            row_of(out, r)[c] = b(b(v[c] * scale) * row_of(w, 0)[c]);
+    }
+    return SP_OK;
+}
+static sp_status residual_add(sp_tensor h, sp_tensor branch, float factor) {
+    for (int64_t r = 0; r < h.rows; r++)
+        for (int64_t c = 0; c < h.cols; c++)
+            row_of(h, r)[c] = b(row_of(h, r)[c] + b(factor * row_of(branch, r)[c]));
+    return SP_OK;
+}
+static sp_status swiglu(sp_tensor gate_up, sp_tensor out) {
+    for (int64_t r = 0; r < out.rows; r++)
+        for (int64_t c = 0; c < out.cols; c++) {
+            float gate = row_of(gate_up, r)[c], up = row_of(gate_up, r)[out.cols + c];
+            row_of(out, r)[c] = b(b(gate / (1 + expf(-gate))) * up);
+        }
+    return SP_OK;
 }
 static sp_status linear(sp_tensor x, sp_tensor w, sp_tensor out) {
     return rounded(exact->linear(x, w, out), out);
 }
 static sp_status rope(sp_tensor x, sp_tensor c, sp_tensor s, int64_t pos0, int64_t d, bool back) {
     return rounded(exact->rope(x, c, s, pos0, d, back), x);
-}
-static sp_status residual_add(sp_tensor h, sp_tensor branch, float factor) {
-    return rounded(exact->residual_add(h, branch, factor), h);
-}
-static sp_status swiglu(sp_tensor gate_up, sp_tensor out) {
-    return rounded(exact->swiglu(gate_up, out), out);
 }
 static sp_status sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
                                   sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {

@@ -81,7 +81,8 @@ sp_status sp_cuda_matmul(sp_cuda *c, int64_t M, int64_t N, int64_t K, float alph
 sp_status sp_cuda_matmul_tn(sp_cuda *c, int64_t N, int64_t K, int64_t T, const void *dy,
                             int64_t lddy, const void *x, int64_t ldx, float *g, int64_t ldg);
 void sp_cuda_matmul_close(sp_cuda *c);
-// GFLOP/s of hot 8192^3 products of random bf16 numbers; 0 if there is no memory for them.
+// GFLOP/s of large products of random bf16 numbers, of two shapes the faster; 0 if there is no memory
+// for them.
 extern "C" double sp_cuda_matmul_rate(sp_backend *be);
 
 // Whether importance.cu and sparse_attention.cu have kernels for these shapes.
