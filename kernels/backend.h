@@ -93,6 +93,10 @@ sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out);
 bool sp_cuda_device_present(void);
 sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out);
 
+// Copies n units of unit_bytes, number items[2i] of `home` to place i of `to`, on all host threads.
+void sp_gather_units(uint8_t *to, const uint8_t *home, const uint32_t *items, int64_t n,
+                     int64_t unit_bytes);
+
 static inline float *sp_row_f32(sp_tensor t, int64_t row) {
     return (float *)t.data + row * t.ld;
 }

@@ -77,6 +77,8 @@ typedef struct sp_decode_bytes {
 void sp_decode_predict(const sp_decode_args *a, sp_decode_bytes *out);
 int64_t sp_decode_device_bytes(const sp_decode_bytes *b); // the sum
 
+sp_status sp_decode_free_memory(sp_backend *be, int64_t *bytes); // of the device, now
+
 // SP_ENVIRONMENT with the reason for shapes without a kernel, or if memory is short. All empty.
 sp_status sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out);
 void sp_decode_close(sp_decode *d);
@@ -113,9 +115,15 @@ sp_status sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp
 sp_status sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h);
 // Rotates the heads of row b of x [B, heads*d] by position b.
 sp_status sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin);
-// out[B, sum of rows] = x[B,K] . [w0; w1]^T for a few rows of x: the weights are streamed once. w1
-// may be empty (data NULL). B at most 64; else sp_linear.
+// Linear layers for a few rows (B up to 32; more goes to sp_linear): the weights are streamed once.
+// out[B, sum of rows] = x[B,K] . [w0; w1]^T; w1 may be empty (data NULL). Sums have one order.
 sp_status sp_decode_linear(sp_decode *d, sp_tensor x, sp_tensor w0, sp_tensor w1, sp_tensor out);
+// h += factor * (x . w^T), rounded as sp_linear and sp_residual_add do; `branch` like h, scratch.
+sp_status sp_decode_linear_residual(sp_decode *d, sp_tensor x, sp_tensor w, float factor,
+                                    sp_tensor branch, sp_tensor h);
+// out[B,F] = swiglu(x . gate_up^T), rounded as sp_linear and sp_swiglu do; `both` [B,2F], scratch.
+sp_status sp_decode_linear_swiglu(sp_decode *d, sp_tensor x, sp_tensor gate_up, sp_tensor both,
+                                  sp_tensor out);
 
 // The compressed key that the token at the present position completes, if it does (2.5); k is this
 // step's keys [B, Hkv*d], the earlier ones are in slots.
@@ -129,6 +137,12 @@ sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v
 sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f);
 sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
 sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected);
+
+// InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d]) times
+// the layer's projection, rounded once.
+sp_status sp_decode_project_queries(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor projected);
+// The projections of a layer, host fp32 [Hkv][d][channels].
+sp_status sp_decode_set_projection(sp_decode *d, int64_t layer, const float *projection);
 
 // Starts the copies of the layer's queue: on the main stream, or `ahead` on the side stream.
 sp_status sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead);

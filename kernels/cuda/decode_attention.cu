@@ -1,0 +1,279 @@
+// Decode attention over slots (inference.md 2.1, 2.7): one query token a sequence, the 16 heads of a
+// group as the rows of one matrix product.
+//
+// The listed blocks of a pair are cut into pieces, a thread block each. A warp works alone on items
+// of 16 keys: it loads them (asynchronously, STAGES items ahead, swizzled), keeps its own running
+// maximum, sum and output, and only at the end the warps of a piece, then the pieces of a pair, are
+// added up, in a fixed order. So the bits depend on the list and the shape, not on slots or time.
+#include "kernels/cuda/decode.cuh"
+#include "kernels/cuda/hopper.cuh"
+
+using namespace decode;
+
+enum { WARPS = 4, KEYS = 16, STAGES = 3 };
+
+template <int D> struct Stage { // one item: 16 rows of keys, then of values
+    bf16 k[KEYS * D], v[KEYS * D];
+};
+
+__device__ __forceinline__ void copy_16(void *smem, const void *global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(hopper::smem_address(smem)),
+                 "l"(global)
+                 : "memory");
+}
+__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(hopper::smem_address(smem))
+                 : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void *smem) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(hopper::smem_address(smem))
+                 : "memory");
+}
+__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
+                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+__device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
+    __nv_bfloat162 b = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<uint32_t *>(&b);
+}
+
+// Place of 16-byte chunk `c` of row `r`, in elements: eight neighbouring rows of one column of
+// chunks lie in different banks.
+template <int D> __device__ __forceinline__ int swizzled(int r, int c) {
+    return r * D + ((c ^ (r & 7)) * 8);
+}
+
+struct AttendArgs {
+    Shape s;
+    Layer l;
+    bool all; // every block, in order, instead of the list
+    int each; // blocks of a piece
+    const bf16 *q;
+    int64_t q_ld;
+    float *out; // [pairs][pieces][MAX_GROUP][d]
+    float2 *ml; // [pairs][pieces][MAX_GROUP] maximum (log2 units) and sum
+};
+
+template <int D>
+__global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const Shape &s = a.s;
+    int p = blockIdx.y, b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b];
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane / 4, t = lane % 4;
+    Stage<D> *stage = (Stage<D> *)shared + warp * STAGES;
+    int first = blockIdx.x * a.each, last = first + a.each, qb = pos / s.block;
+    int listed = a.all ? qb + 1 : s.k;
+    if (last > listed) last = listed;
+    int per_unit = s.block / KEYS;
+    int items = last > first ? (last - first) * per_unit : 0;
+    const int32_t *list = a.l.list + (int64_t)p * s.k, *slots = a.l.slot_list + (int64_t)p * s.k;
+    const bf16 *base = a.l.slots + (int64_t)p * a.l.stride * s.unit;
+
+    // Keys of item i that exist; 0: nothing to do.
+    auto keys_of = [&](int i) {
+        if (i >= items) return 0;
+        int at = first + i / per_unit, block = a.all ? at : list[at];
+        if (block < 0) return 0;
+        int keys = (block == qb ? pos % s.block + 1 : s.block) - i % per_unit * KEYS;
+        return keys < 0 ? 0 : keys < KEYS ? keys : (int)KEYS;
+    };
+    auto load = [&](int i, Stage<D> &to) {
+        if (keys_of(i) > 0) {
+            int at = first + i / per_unit, row0 = i % per_unit * KEYS;
+            const bf16 *unit = base + (int64_t)(a.all ? at : slots[at]) * s.unit;
+            const bf16 *k = unit + row0 * D, *v = unit + (s.block + row0) * D;
+#pragma unroll
+            for (int x = lane; x < KEYS * D / 8; x += 32) {
+                int r = x / (D / 8), c = x % (D / 8);
+                copy_16(to.k + swizzled<D>(r, c), k + x * 8);
+                copy_16(to.v + swizzled<D>(r, c), v + x * 8);
+            }
+        }
+        copies_commit(); // an empty group keeps the count
+    };
+
+    uint32_t qa[D / 16][4];
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            int row = g + 8 * (r & 1), x = i * 16 + 2 * t + 8 * (r >> 1);
+            qa[i][r] = row < s.group
+                           ? *(const uint32_t *)(a.q + b * a.q_ld + (h * s.group + row) * D + x)
+                           : 0;
+        }
+    float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; i++) load(warp + i * WARPS, stage[i]);
+    int turn = 0;
+    for (int i = warp; i < items; i += WARPS) {
+        __syncwarp(); // everyone is done with the stage that is filled now
+        load(i + (STAGES - 1) * WARPS, stage[(turn + STAGES - 1) % STAGES]);
+        copies_wait<STAGES - 1>();
+        __syncwarp();
+        const Stage<D> &x = stage[turn];
+        turn = (turn + 1) % STAGES;
+        int keys = keys_of(i);
+        if (keys == 0) continue;
+        float c[2][4] = {}; // heads x 8 keys, twice
+#pragma unroll
+        for (int j = 0; j < D / 16; j++) {
+            // matrices: keys 0-7 and 8-15, dimensions 16j.. and 16j+8..
+            uint32_t kb[4];
+            load_matrices(kb, x.k + swizzled<D>((lane & 7) + (lane >> 4) * 8, 2 * j + (lane >> 3 & 1)));
+            mma(c[0], qa[j], kb[0], kb[1]);
+            mma(c[1], qa[j], kb[2], kb[3]);
+        }
+        uint32_t pa[4];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float best = m[r];
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++) {
+                    float &y = c[n][2 * r + e];
+                    y = n * 8 + 2 * t + e < keys ? y * s.scale_log2 : -INFINITY;
+                    best = fmaxf(best, y);
+                }
+            best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
+            best = fmaxf(best, __shfl_xor_sync(~0u, best, 2)); // finite: key 0 of the item exists
+            float factor = hopper::exp2_fast(m[r] - best), part = 0;
+            m[r] = best;
+#pragma unroll
+            for (int n = 0; n < 2; n++) {
+                float e0 = hopper::exp2_fast(c[n][2 * r] - best);
+                float e1 = hopper::exp2_fast(c[n][2 * r + 1] - best);
+                part += e0 + e1;
+                pa[2 * n + r] = pack_bf16(e0, e1);
+            }
+            sum[r] = sum[r] * factor + part; // of this lane's keys; joined at the end
+#pragma unroll
+            for (int n = 0; n < D / 8; n++) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
+        }
+        if (keys < KEYS) // values that no key belongs to may be anything
+            for (int y = lane; y < (KEYS - keys) * D / 8; y += 32)
+                *(uint4 *)(stage[(turn + STAGES - 1) % STAGES].v + keys * D + y * 8) =
+                    make_uint4(0, 0, 0, 0); // whole rows: the swizzle stays inside a row
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < D / 16; n++) {
+            // matrices: keys 0-7 and 8-15 of dimensions 16n.., then of 16n+8..
+            uint32_t vb[4];
+            load_matrices_transposed(vb, x.v + swizzled<D>(lane & 15, 2 * n + (lane >> 4)));
+            mma(o[2 * n], pa, vb[0], vb[1]);
+            mma(o[2 * n + 1], pa, vb[2], vb[3]);
+        }
+    }
+    copies_wait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+    }
+
+    // The warps' results, added in order through shared memory.
+    __syncthreads();
+    float *total = (float *)shared;                        // [MAX_GROUP][D]
+    float2 *ml = (float2 *)(total + MAX_GROUP * D);        // [WARPS][MAX_GROUP]
+    if (t == 0) ml[warp * MAX_GROUP + g] = make_float2(m[0], sum[0]);
+    if (t == 0) ml[warp * MAX_GROUP + g + 8] = make_float2(m[1], sum[1]);
+    __syncthreads();
+    float best[2] = {-INFINITY, -INFINITY}, factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        for (int w = 0; w < WARPS; w++) best[r] = fmaxf(best[r], ml[w * MAX_GROUP + g + 8 * r].x);
+        factor[r] = m[r] > -INFINITY ? hopper::exp2_fast(m[r] - best[r]) : 0;
+    }
+    for (int w = 0; w < WARPS; w++) {
+        if (warp == w)
+#pragma unroll
+            for (int n = 0; n < D / 8; n++)
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    float2 *at = (float2 *)(total + (g + 8 * r) * D + n * 8 + 2 * t);
+                    float2 x = w ? *at : make_float2(0, 0);
+                    x.x += o[n][2 * r] * factor[r];
+                    x.y += o[n][2 * r + 1] * factor[r];
+                    *at = x;
+                }
+        __syncthreads();
+    }
+    int64_t piece = (int64_t)p * gridDim.x + blockIdx.x;
+    for (int x = threadIdx.x; x < s.group * D / 4; x += WARPS * 32)
+        ((float4 *)(a.out + piece * MAX_GROUP * D))[x] = ((float4 *)total)[x];
+    if (threadIdx.x < MAX_GROUP) {
+        float top = -INFINITY, all = 0;
+        for (int w = 0; w < WARPS; w++) top = fmaxf(top, ml[w * MAX_GROUP + threadIdx.x].x);
+        for (int w = 0; w < WARPS; w++) {
+            float2 x = ml[w * MAX_GROUP + threadIdx.x];
+            if (x.x > -INFINITY) all += x.y * hopper::exp2_fast(x.x - top);
+        }
+        a.ml[piece * MAX_GROUP + threadIdx.x] = make_float2(top, all);
+    }
+}
+
+// The pieces of one head, in order; a thread a dimension.
+__global__ void join_kernel(Shape s, const float *part, const float2 *ml, int pieces, bf16 *out,
+                            int64_t out_ld) {
+    int b = blockIdx.x / (s.kv_heads * s.group), head = blockIdx.x % (s.kv_heads * s.group);
+    int p = b * s.kv_heads + head / s.group, g = head % s.group, x = threadIdx.x;
+    float best = -INFINITY, sum = 0, total = 0;
+    const float2 *row = ml + (int64_t)p * pieces * MAX_GROUP + g;
+    for (int i = 0; i < pieces; i++) best = fmaxf(best, row[i * MAX_GROUP].x);
+    const float *from = part + ((int64_t)p * pieces * MAX_GROUP + g) * s.d + x;
+#pragma unroll 8
+    for (int i = 0; i < pieces; i++) {
+        float2 y = row[i * MAX_GROUP];
+        float factor = y.x > -INFINITY ? hopper::exp2_fast(y.x - best) : 0;
+        sum += y.y * factor;
+        total += from[(int64_t)i * MAX_GROUP * s.d] * factor;
+    }
+    out[b * out_ld + head * s.d + x] = __float2bfloat16(sum > 0 ? total / sum : 0);
+}
+
+// About two thread blocks a multiprocessor of any Hopper card; a function of the shape alone.
+int decode::attention_pieces(const Shape &s, int n, int *blocks_each) {
+    int64_t wanted = ceil_div((int64_t)n * s.pairs(), 264), least = ceil_div(WARPS * KEYS, s.block);
+    *blocks_each = (int)std::max<int64_t>(std::max<int64_t>(wanted, least), 1);
+    return (int)ceil_div(n, *blocks_each);
+}
+
+static sp_status attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out, bool all) {
+    const Shape &s = d->shape;
+    int each, pieces = attention_pieces(s, all ? s.blocks : s.k, &each);
+    AttendArgs a = {s,     layer_of(d, layer), all,           each, (const bf16 *)q.data, q.ld,
+                    d->partial_out, d->partial_ml};
+    auto kernel = s.d == 128 ? attend_kernel<128> : attend_kernel<64>;
+    size_t shared = WARPS * STAGES * (s.d == 128 ? sizeof(Stage<128>) : sizeof(Stage<64>));
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    kernel<<<dim3((unsigned)pieces, (unsigned)s.pairs()), WARPS * 32, shared, d->c->stream>>>(a);
+    LAUNCHED("attend", "%d pairs, %d pieces", s.pairs(), pieces);
+    join_kernel<<<(unsigned)(s.pairs() * s.group), (unsigned)s.d, 0, d->c->stream>>>(
+        s, d->partial_out, d->partial_ml, pieces, (bf16 *)out.data, out.ld);
+    LAUNCHED("attend join", "%d pairs, %d pieces", s.pairs(), pieces);
+    return SP_OK;
+}
+
+OP sp_decode_attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out) {
+    return attend(d, layer, q, out, false);
+}
+
+OP sp_decode_attend_all(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out) {
+    if (!resident(layer_of(d, layer)))
+        return sp_error(SP_ENVIRONMENT, "layer %lld is not resident: it cannot attend to all blocks",
+                        (long long)layer);
+    return attend(d, layer, q, out, true);
+}

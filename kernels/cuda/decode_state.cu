@@ -1,0 +1,466 @@
+// Decode: opening, memory, and the hand-over from prefill (kernels/decode.h).
+#include "kernels/cuda/decode.cuh"
+
+#include <cstring>
+#include <new>
+#include <sys/mman.h>
+#include <thread>
+#include <unistd.h>
+
+using namespace decode;
+
+// ---- sizes --------------------------------------------------------------------------------------
+
+static Shape make_shape(const sp_decode_args *a) {
+    Shape s = {};
+    s.batch = (int)a->batch;
+    s.kv_heads = (int)a->heads.kv_heads;
+    s.group = (int)(a->heads.q_heads / a->heads.kv_heads);
+    s.d = (int)a->heads.head_dim;
+    s.block = (int)a->selection.block;
+    s.blocks = (int)ceil_div(a->max_tokens, a->selection.block);
+    s.slots = (int)a->slots;
+    s.k = (int)a->selection.topk;
+    s.init = (int)a->selection.init_blocks;
+    s.local = (int)a->selection.local_blocks;
+    s.window = (int)a->grid.kernel;
+    s.stride = (int)a->grid.stride;
+    s.per_block = (int)(a->selection.block / a->grid.stride);
+    s.windows = (int)std::max<int64_t>(sp_windows(a->grid, a->max_tokens), 1);
+    s.unit = 2 * a->selection.block * a->heads.head_dim;
+    s.scale_log2 = (float)(1.4426950408889634 / sqrt((double)s.d));
+    return s;
+}
+
+static int64_t packed_blocks(const Shape &s) { // about 32 MiB at once
+    int64_t n = ((int64_t)32 << 20) / (s.unit * 2 * s.kv_heads);
+    return std::max<int64_t>(1, std::min<int64_t>(n, s.blocks));
+}
+
+struct Sizes { // bytes of each allocation
+    int64_t slots, whole, keys, partial, projection, slot_map, block_map, list, queue, scores, logits, parts,
+        out, ml, packed, sums, home;
+};
+
+static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
+    int64_t pairs = s.pairs(), each;
+    Sizes z = {};
+    z.slots = pairs * s.slots * s.unit * 2;
+    z.whole = pairs * s.blocks * s.unit * 2;
+    z.keys = (int64_t)s.batch * s.windows * s.kv_heads * s.d * 2;
+    z.partial = (int64_t)s.batch * s.blocks * s.block * s.kv_heads * a->channels * 2;
+    z.projection = s.kv_heads * s.d * a->channels * 4;
+    z.slot_map = pairs * s.slots * 4;
+    z.block_map = pairs * s.blocks * 4;
+    z.list = pairs * s.k * 4;
+    z.queue = (int64_t)sizeof(Queue) + pairs * s.k * (int64_t)sizeof(uint2);
+    z.scores = pairs * s.blocks * 4;
+    z.logits = a->original ? pairs * MAX_GROUP * s.windows * 4 : 0;
+    z.parts = a->original ? pairs * logit_parts(s) * MAX_GROUP * 8 : 0;
+    int unused;
+    each = std::max(attention_pieces(s, s.k, &unused), attention_pieces(s, s.blocks, &unused));
+    z.out = pairs * each * MAX_GROUP * s.d * 4;
+    z.ml = pairs * each * MAX_GROUP * 8;
+    z.packed = 2 * packed_blocks(s) * s.kv_heads * s.unit * 2;
+    z.sums = pairs * s.k * 8;
+    z.home = z.whole;
+    return z;
+}
+
+static int64_t homes(const sp_decode_args *a) {
+    int64_t n = a->layers - a->resident;
+    return a->home_layers > 0 && a->home_layers < n ? a->home_layers : n;
+}
+
+extern "C" void sp_decode_predict(const sp_decode_args *a, sp_decode_bytes *out) {
+    Shape s = make_shape(a);
+    Sizes z = sizes_of(a, s);
+    int64_t away = a->layers - a->resident;
+    *out = {};
+    out->slots = away * z.slots;
+    out->resident = a->resident * z.whole;
+    out->compressed = a->layers * z.keys;
+    out->partial = a->layers * (z.partial + z.projection);
+    out->maps = away * (2 * z.slot_map + z.block_map) + a->layers * (2 * z.list + z.queue + COUNTERS * 8);
+    out->workspace = z.scores + z.logits + z.parts + z.out + z.ml + z.packed + z.sums +
+                     s.pairs() * 4 + s.batch * 8 + 4;
+    out->home = homes(a) * z.home;
+}
+
+extern "C" int64_t sp_decode_device_bytes(const sp_decode_bytes *b) {
+    return b->slots + b->resident + b->compressed + b->partial + b->maps + b->workspace;
+}
+
+extern "C" sp_status sp_decode_free_memory(sp_backend *be, int64_t *bytes) {
+    (void)be;
+    size_t available, total;
+    CUDA_TRY(cudaMemGetInfo(&available, &total));
+    *bytes = (int64_t)available;
+    return SP_OK;
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+sp_status decode::take(sp_decode *d, int64_t bytes, const char *what, int64_t *account, void *out) {
+    *(void **)out = NULL;
+    if (bytes == 0) return SP_OK;
+    void *p;
+    SP_TRY(sp_backend_take(&d->c->base, bytes, what, &p));
+    d->device.push_back({p, bytes});
+    *account += bytes;
+    *(void **)out = p;
+    return SP_OK;
+}
+
+// Pinned memory in huge pages where the system has them; touched by several threads, since the
+// first touch is most of the time. Zero-filled.
+sp_status decode::pin(int64_t bytes, uint8_t **host, void **device) {
+    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return sp_error(SP_ENVIRONMENT, "no memory for %.2f GiB of key/value blocks on the host: %s",
+                        (double)bytes / 0x1p30, strerror(errno));
+    madvise(p, (size_t)bytes, MADV_HUGEPAGE); // a hint
+    int n = (int)std::min<int64_t>(std::max(1u, std::thread::hardware_concurrency()),
+                                   1 + bytes / (64 << 20));
+    std::vector<std::thread> threads;
+    int64_t page = 4096, share = round_up(ceil_div(bytes, n), page);
+    for (int i = 0; i < n; i++)
+        threads.emplace_back([=] {
+            for (int64_t x = i * share; x < std::min(bytes, (i + 1) * share); x += page)
+                ((volatile uint8_t *)p)[x] = 0;
+        });
+    for (std::thread &t : threads) t.join();
+    cudaError_t e = cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    if (e == cudaSuccess) e = cudaHostGetDevicePointer(device, p, 0);
+    if (e != cudaSuccess) {
+        munmap(p, (size_t)bytes);
+        cudaGetLastError();
+        return sp_error(SP_ENVIRONMENT,
+                        "%.2f GiB of host memory cannot be pinned: %s; a smaller batch or length "
+                        "needs less (and 'ulimit -l' must allow it)",
+                        (double)bytes / 0x1p30, cudaGetErrorString(e));
+    }
+    *host = (uint8_t *)p;
+    return SP_OK;
+}
+
+void decode::unpin(uint8_t *host, int64_t bytes) {
+    if (!host) return;
+    cudaHostUnregister(host);
+    munmap(host, (size_t)bytes);
+}
+
+// ---- opening ------------------------------------------------------------------------------------
+
+static sp_status check(const sp_decode_args *a) {
+    const sp_selection *s = &a->selection;
+    int64_t G = a->heads.kv_heads > 0 ? a->heads.q_heads / a->heads.kv_heads : 0;
+    if (a->heads.head_dim != 64 && a->heads.head_dim != 128)
+        return sp_error(SP_ENVIRONMENT, "decode on CUDA has kernels for heads of 64 and 128, not %lld",
+                        (long long)a->heads.head_dim);
+    if (G < 1 || G > MAX_GROUP)
+        return sp_error(SP_ENVIRONMENT,
+                        "decode on CUDA has kernels for 1 to %d query heads a KV head, not %lld",
+                        MAX_GROUP, (long long)G);
+    if (s->block % 16 != 0 || s->block % a->grid.stride != 0)
+        return sp_error(SP_ENVIRONMENT,
+                        "decode on CUDA needs blocks of a multiple of 16 tokens and of the stride "
+                        "%lld, not %lld",
+                        (long long)a->grid.stride, (long long)s->block);
+    // 2.4, and the tokens of the newest window must be in slots
+    if (s->local_blocks * s->block < a->grid.kernel)
+        return sp_error(SP_ENVIRONMENT,
+                        "%lld local blocks of %lld tokens do not cover a window of %lld: blocks "
+                        "cannot be chosen a layer ahead",
+                        (long long)s->local_blocks, (long long)s->block, (long long)a->grid.kernel);
+    if (s->topk < s->init_blocks + s->local_blocks + 1)
+        return sp_error(SP_ENVIRONMENT, "a list of %lld blocks has no room for the forced ones",
+                        (long long)s->topk);
+    if (a->slots < s->topk)
+        return sp_error(SP_BAD_INPUT, "%lld slots cannot hold lists of %lld blocks",
+                        (long long)a->slots, (long long)s->topk);
+    if (a->channels != 0 && a->channels != 32)
+        return sp_error(SP_ENVIRONMENT, "partial keys have 32 channels, not %lld",
+                        (long long)a->channels);
+    int64_t units = a->batch * a->heads.kv_heads *
+                    std::max(a->slots, ceil_div(a->max_tokens, s->block));
+    if (a->batch < 1 || a->max_tokens < 1 || a->max_tokens > 1 << 30 || units > UINT32_MAX)
+        return sp_error(SP_BAD_INPUT, "a batch of %lld sequences of %lld tokens is out of range",
+                        (long long)a->batch, (long long)a->max_tokens);
+    return SP_OK;
+}
+
+static sp_status allocate_layer(sp_decode *d, int64_t index, const Sizes &z,
+                                std::vector<std::pair<uint8_t *, bf16 *>> &home) {
+    const Shape &s = d->shape;
+    Layer l = {};
+    bool here = index < d->a.resident;
+    l.stride = here ? s.blocks : s.slots;
+    if (here)
+        SP_TRY(take(d, z.whole, "key/value blocks", &d->bytes.resident, &l.slots));
+    else
+        SP_TRY(take(d, z.slots, "key/value slots", &d->bytes.slots, &l.slots));
+    SP_TRY(take(d, z.keys, "compressed keys", &d->bytes.compressed, &l.keys));
+    SP_TRY(take(d, z.partial, "partial keys", &d->bytes.partial, &l.partial));
+    SP_TRY(take(d, z.projection, "projections", &d->bytes.partial, &l.projection));
+    SP_TRY(take(d, z.list, "block lists", &d->bytes.maps, &l.list));
+    SP_TRY(take(d, z.list, "slot lists", &d->bytes.maps, &l.slot_list));
+    SP_TRY(take(d, z.queue, "copy lists", &d->bytes.maps, &l.queue));
+    SP_TRY(take(d, COUNTERS * 8, "counters", &d->bytes.maps, &l.counters));
+    CUDA_TRY(cudaMemsetAsync(l.list, 0xff, (size_t)z.list, d->c->stream));
+    uint8_t *host = NULL;
+    if (!here) {
+        SP_TRY(take(d, z.slot_map, "slot map", &d->bytes.maps, &l.slot_block));
+        SP_TRY(take(d, z.slot_map, "slot use", &d->bytes.maps, &l.used));
+        SP_TRY(take(d, z.block_map, "block map", &d->bytes.maps, &l.block_slot));
+        CUDA_TRY(cudaMemsetAsync(l.slot_block, 0xff, (size_t)z.slot_map, d->c->stream));
+        CUDA_TRY(cudaMemsetAsync(l.used, 0xff, (size_t)z.slot_map, d->c->stream));
+        CUDA_TRY(cudaMemsetAsync(l.block_slot, 0xff, (size_t)z.block_map, d->c->stream));
+        size_t turn = (size_t)((index - d->a.resident) % homes(&d->a));
+        if (turn == home.size()) {
+            home.push_back({});
+            SP_TRY(pin(z.home, &home.back().first, (void **)&home.back().second));
+            d->pinned.push_back({home.back().first, z.home});
+            d->bytes.home += z.home;
+        }
+        host = home[turn].first;
+        l.home = home[turn].second;
+    }
+    d->home_host.push_back(host);
+    d->layer.push_back(l);
+    return SP_OK;
+}
+
+static sp_status allocate(sp_decode *d) {
+    const Shape &s = d->shape;
+    Sizes z = sizes_of(&d->a, s);
+    std::vector<std::pair<uint8_t *, bf16 *>> home;
+    for (int64_t l = 0; l < d->a.layers; l++) SP_TRY(allocate_layer(d, l, z, home));
+    int64_t *w = &d->bytes.workspace;
+    SP_TRY(take(d, z.scores, "block scores", w, &d->scores));
+    SP_TRY(take(d, z.logits, "selection logits", w, &d->logits));
+    SP_TRY(take(d, z.parts, "selection sums", w, &d->parts));
+    SP_TRY(take(d, z.out, "attention parts", w, &d->partial_out));
+    SP_TRY(take(d, z.ml, "attention sums", w, &d->partial_ml));
+    SP_TRY(take(d, z.packed, "blocks on their way to the host", w, &d->packed));
+    SP_TRY(take(d, z.sums, "checksums", w, &d->sums));
+    SP_TRY(take(d, s.pairs() * 4, "selection counters", w, &d->arrived));
+    SP_TRY(take(d, s.batch * 4, "positions", w, &d->shape.position));
+    SP_TRY(take(d, s.batch * 4, "tokens", w, &d->next));
+    SP_TRY(take(d, 4, "step", w, &d->shape.step));
+    CUDA_TRY(cudaMallocHost(&d->staging, 2 * (size_t)s.batch * 4));
+    int low, high;
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&low, &high));
+    CUDA_TRY(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, high));
+    CUDA_TRY(cudaEventCreateWithFlags(&d->ready, cudaEventDisableTiming));
+    for (int i = 0; i < 2; i++)
+        CUDA_TRY(cudaEventCreateWithFlags(&d->sent[i], cudaEventDisableTiming));
+    d->done.resize((size_t)d->a.layers);
+    for (cudaEvent_t &e : d->done) CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    int32_t one = 1;
+    CUDA_TRY(cudaMemcpy(d->shape.step, &one, sizeof one, cudaMemcpyHostToDevice));
+    SP_TRY(transfer_open(d));
+    CUDA_TRY(cudaStreamSynchronize(d->c->stream));
+    return SP_OK;
+}
+
+OP sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out) {
+    *out = NULL;
+    if (strcmp(be->name, "cuda") != 0)
+        return sp_error(SP_ENVIRONMENT, "decode with slots needs the CUDA backend, not '%s'", be->name);
+    SP_TRY(check(a));
+    sp_decode *d = new (std::nothrow) sp_decode();
+    if (!d) return sp_error(SP_ENVIRONMENT, "out of memory");
+    d->c = (sp_cuda *)be;
+    d->a = *a;
+    d->shape = make_shape(a);
+    d->synthetic.share = -1;
+    d->packed_blocks = packed_blocks(d->shape);
+    if (select_shared(d->shape) > 200 << 10) {
+        int blocks = d->shape.blocks;
+        delete d;
+        return sp_error(SP_ENVIRONMENT, "%d blocks and %lld slots are more than a selection on CUDA "
+                                        "can hold; shorten the sequences",
+                        blocks, (long long)a->slots);
+    }
+    sp_status st = allocate(d);
+    if (st != SP_OK) {
+        sp_decode_close(d);
+        return st;
+    }
+    *out = d;
+    return SP_OK;
+}
+
+extern "C" void sp_decode_close(sp_decode *d) {
+    if (!d) return;
+    cudaStreamSynchronize(d->c->stream);
+    if (d->side) cudaStreamSynchronize(d->side);
+    transfer_close(d);
+    if (d->graph) cudaGraphExecDestroy(d->graph);
+    for (auto &x : d->device) sp_backend_give(&d->c->base, x.first, x.second);
+    for (auto &x : d->pinned) unpin(x.first, x.second);
+    cudaFreeHost(d->staging);
+    for (cudaEvent_t e : d->mark) cudaEventDestroy(e);
+    for (cudaEvent_t e : d->done)
+        if (e) cudaEventDestroy(e);
+    for (cudaEvent_t e : d->sent)
+        if (e) cudaEventDestroy(e);
+    if (d->ready) cudaEventDestroy(d->ready);
+    if (d->side) cudaStreamDestroy(d->side);
+    delete d;
+}
+
+extern "C" void sp_decode_allocated(const sp_decode *d, sp_decode_bytes *out) { *out = d->bytes; }
+
+// ---- positions and tokens -----------------------------------------------------------------------
+
+OP sp_decode_set(sp_decode *d, int64_t b, int64_t tokens, int32_t next) {
+    if (b < 0 || b >= d->shape.batch || tokens < 0 || tokens >= d->a.max_tokens)
+        return sp_error(SP_ENVIRONMENT, "sequence %lld cannot hold %lld tokens", (long long)b,
+                        (long long)tokens);
+    int32_t position = (int32_t)tokens;
+    CUDA_TRY(cudaStreamSynchronize(d->side));
+    CUDA_TRY(cudaStreamSynchronize(d->c->stream));
+    CUDA_TRY(cudaMemcpy(d->shape.position + b, &position, 4, cudaMemcpyHostToDevice));
+    CUDA_TRY(cudaMemcpy(d->next + b, &next, 4, cudaMemcpyHostToDevice));
+    return SP_OK;
+}
+
+OP sp_decode_set_next(sp_decode *d, const int32_t *next) {
+    CUDA_TRY(cudaStreamSynchronize(d->c->stream)); // an earlier upload may still read the buffer
+    memcpy(d->staging, next, (size_t)d->shape.batch * 4);
+    CUDA_TRY(cudaMemcpyAsync(d->next, d->staging, (size_t)d->shape.batch * 4, cudaMemcpyHostToDevice,
+                             d->c->stream));
+    return SP_OK;
+}
+
+OP sp_decode_get(sp_decode *d, int32_t *positions, int32_t *next) {
+    size_t bytes = (size_t)d->shape.batch * 4;
+    CUDA_TRY(cudaStreamSynchronize(d->c->stream));
+    if (positions) CUDA_TRY(cudaMemcpy(positions, d->shape.position, bytes, cudaMemcpyDeviceToHost));
+    if (next) CUDA_TRY(cudaMemcpy(next, d->next, bytes, cudaMemcpyDeviceToHost));
+    return SP_OK;
+}
+
+// ---- hand-over ----------------------------------------------------------------------------------
+
+static sp_tensor view(sp_decode *d, void *data, int64_t rows, int64_t cols) {
+    return {.backend = &d->c->base, .data = data, .dtype = SP_BF16, .rows = rows, .cols = cols, .ld = cols};
+}
+
+extern "C" sp_tensor sp_decode_compressed(sp_decode *d, int64_t layer, int64_t b) {
+    const Shape &s = d->shape;
+    int64_t cols = s.kv_heads * s.d;
+    return view(d, layer_of(d, layer).keys + b * s.windows * cols, s.windows, cols);
+}
+
+extern "C" sp_tensor sp_decode_partial(sp_decode *d, int64_t layer, int64_t b) {
+    const Shape &s = d->shape;
+    int64_t cols = s.kv_heads * d->a.channels, rows = (int64_t)s.blocks * s.block;
+    return view(d, layer_of(d, layer).partial + b * rows * cols, rows, cols);
+}
+
+// Rows of tokens become units: block blockIdx.x of head blockIdx.y. Rows beyond n are zero.
+__device__ void pack_unit(const Shape &s, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
+                          int64_t row0, int64_t n, int h, bf16 *unit) {
+    int eighths = s.d / 8;
+    for (int i = threadIdx.x; i < 2 * s.block * eighths; i += blockDim.x) {
+        int x = i % eighths * 8, r = i / eighths;
+        bool values = r >= s.block;
+        int64_t row = row0 + (values ? r - s.block : r);
+        const bf16 *from = values ? v + row * v_ld : k + row * k_ld;
+        uint4 data = make_uint4(0, 0, 0, 0);
+        if (row < n) data = *(const uint4 *)(from + h * s.d + x);
+        *(uint4 *)(unit + r * s.d + x) = data;
+    }
+}
+
+__global__ void pack_kernel(Shape s, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
+                            int64_t n, bf16 *units, int64_t head_stride) {
+    int h = blockIdx.y;
+    pack_unit(s, k, k_ld, v, v_ld, (int64_t)blockIdx.x * s.block, n, h,
+              units + (h * head_stride + blockIdx.x) * s.unit);
+}
+
+OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k, sp_tensor v) {
+    const Shape &s = d->shape;
+    const Layer &l = layer_of(d, layer);
+    if (pos0 % s.block != 0 || pos0 < 0 || pos0 + k.rows > d->a.max_tokens || k.rows != v.rows ||
+        k.ld % 8 != 0 || v.ld % 8 != 0 || (((uintptr_t)k.data | (uintptr_t)v.data) & 15))
+        return sp_error(SP_ENVIRONMENT,
+                        "broken contract in decode_put: %lld rows (ld %lld, %lld) at position %lld",
+                        (long long)k.rows, (long long)k.ld, (long long)v.ld, (long long)pos0);
+    int64_t first = pos0 / s.block, blocks = ceil_div(k.rows, s.block), pair0 = b * s.kv_heads;
+    if (blocks == 0) return SP_OK;
+    if (l.partial) SP_TRY(project_keys(d, layer, b, pos0, k));
+    if (resident(l)) {
+        pack_kernel<<<dim3((unsigned)blocks, (unsigned)s.kv_heads), 256, 0, d->c->stream>>>(
+            s, (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld, k.rows,
+            l.slots + (pair0 * s.blocks + first) * s.unit, s.blocks);
+        LAUNCHED("pack", "%lld blocks", (long long)blocks);
+        return SP_OK;
+    }
+    for (int64_t at = 0; at < blocks; at += d->packed_blocks) { // two buffers in turn
+        int64_t n = std::min(d->packed_blocks, blocks - at), rows0 = at * s.block;
+        int turn = d->packed_turn ^= 1;
+        bf16 *packed = d->packed + turn * d->packed_blocks * s.kv_heads * s.unit;
+        CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->sent[turn], 0));
+        pack_kernel<<<dim3((unsigned)n, (unsigned)s.kv_heads), 256, 0, d->c->stream>>>(
+            s, (const bf16 *)k.data + rows0 * k.ld, k.ld, (const bf16 *)v.data + rows0 * v.ld, v.ld,
+            k.rows - rows0, packed, n);
+        LAUNCHED("pack", "%lld blocks", (long long)n);
+        CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
+        CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
+        for (int64_t h = 0; h < s.kv_heads; h++)
+            CUDA_TRY(cudaMemcpyAsync(
+                d->home_host[(size_t)layer] + ((pair0 + h) * s.blocks + first + at) * s.unit * 2,
+                packed + h * n * s.unit, (size_t)(n * s.unit * 2), cudaMemcpyDeviceToHost, d->side));
+        CUDA_TRY(cudaEventRecord(d->sent[turn], d->side));
+    }
+    return SP_OK;
+}
+
+// One thread block a list entry and head; the maps were emptied before.
+__global__ void fill_kernel(Shape s, Layer l, int b, const bf16 *k, int64_t k_ld, const bf16 *v,
+                            int64_t v_ld, int64_t tokens, const int32_t *list) {
+    int i = blockIdx.x, h = blockIdx.y, p = b * s.kv_heads + h, qb = (int)((tokens - 1) / s.block);
+    int block = -1;
+    if (list) {
+        block = list[h * s.k + i];
+    } else {
+        int local0 = qb - s.local > 0 ? qb - s.local : 0, init = s.init < local0 ? s.init : local0;
+        block = i < init ? i : local0 + i - init;
+        if (block > qb) block = -1;
+    }
+    if (threadIdx.x == 0) l.list[p * s.k + i] = block;
+    if (block < 0 || !l.home) return;
+    pack_unit(s, k, k_ld, v, v_ld, (int64_t)block * s.block, tokens, h,
+              l.slots + ((int64_t)p * s.slots + i) * s.unit);
+    if (threadIdx.x == 0) {
+        l.slot_block[(int64_t)p * s.slots + i] = block;
+        l.block_slot[(int64_t)p * s.blocks + block] = i;
+        l.used[(int64_t)p * s.slots + i] = 0;
+    }
+}
+
+OP sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor v, int64_t tokens,
+                  sp_tensor list) {
+    const Shape &s = d->shape;
+    const Layer &l = layer_of(d, layer);
+    if (tokens < 1 || k.rows < tokens || v.rows < tokens || k.ld % 8 != 0 || v.ld % 8 != 0)
+        return sp_error(SP_ENVIRONMENT, "broken contract in decode_fill: %lld tokens, %lld rows",
+                        (long long)tokens, (long long)k.rows);
+    if (!resident(l)) {
+        int64_t pair0 = b * s.kv_heads;
+        size_t slots = (size_t)(s.kv_heads * s.slots) * 4, blocks = (size_t)(s.kv_heads * s.blocks) * 4;
+        CUDA_TRY(cudaMemsetAsync(l.slot_block + pair0 * s.slots, 0xff, slots, d->c->stream));
+        CUDA_TRY(cudaMemsetAsync(l.used + pair0 * s.slots, 0xff, slots, d->c->stream));
+        CUDA_TRY(cudaMemsetAsync(l.block_slot + pair0 * s.blocks, 0xff, blocks, d->c->stream));
+    }
+    fill_kernel<<<dim3((unsigned)s.k, (unsigned)s.kv_heads), 128, 0, d->c->stream>>>(
+        s, l, (int)b, (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld, tokens,
+        (const int32_t *)list.data);
+    LAUNCHED("fill", "layer %lld, %lld tokens", (long long)layer, (long long)tokens);
+    return SP_OK;
+}
