@@ -3,6 +3,7 @@
 #include "common/util.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 // jansson stops right behind the closing quote of a repeated key but does not tell the key when it
 // is long. Finds the quoted text that ends at `end`, or NULL.
@@ -75,4 +76,19 @@ const char *sp_json_kind(const json_t *v) {
         return "null";
     }
     return "something else";
+}
+
+sp_status sp_json_write(const char *path, const json_t *v) {
+    char *json = json_dumps(v, JSON_INDENT(2));
+    char *text = json ? sp_format("%s\n", json) : NULL;
+    sp_status st = SP_OK;
+    if (!text)
+        st = sp_error(SP_ENVIRONMENT, "out of memory");
+    else if (strcmp(path, "-") == 0)
+        fputs(text, stdout);
+    else
+        st = sp_write_file(path, text, (int64_t)strlen(text));
+    free(text);
+    free(json);
+    return st;
 }

@@ -15,6 +15,9 @@ sp_status sp_json_parse(const char *text, int64_t bytes, const char *origin, jso
 // The same of a whole file of at most `max_bytes`.
 sp_status sp_json_load(const char *path, int64_t max_bytes, json_t **out);
 
+// Writes a document, indented, as a complete file, or to standard output if the path is "-".
+sp_status sp_json_write(const char *path, const json_t *v);
+
 // "an object", "a list", "text", "a whole number", ...: for "expected X, found Y".
 const char *sp_json_kind(const json_t *v);
 

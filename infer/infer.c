@@ -59,7 +59,9 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
         .batch = a->batch,
         .max_tokens = a->max_tokens,
         .slots = a->slots ? a->slots : s.topk,
-        .resident = !modes[a->mode].offloads ? d->layers : a->offload_layer0 ? 0 : 1,
+        .resident = !modes[a->mode].offloads ? d->layers
+                    : a->offload_layer0      ? 0
+                                             : 1,
         .home_layers = a->home_layers,
         .transfer = a->transfer == SP_TRANSFER_AUTO ? SP_TRANSFER_KERNEL : a->transfer,
         .ctas = a->ctas ? a->ctas : 16,
@@ -178,9 +180,10 @@ void sp_infer_allocated(const sp_infer *e, sp_infer_memory *out) {
     parts(&e->a, (sp_infer *)e, list);
     for (int i = 0; i < TENSORS; i++)
         if (list[i].tensor->data)
-            out->workspace += list[i].tensor->rows * list[i].tensor->cols *
-                              sp_dtype_size(list[i].tensor->dtype);
-    out->workspace += (e->rope.cos.rows * e->rope.cos.cols + e->rope.sin.rows * e->rope.sin.cols) * 4;
+            out->workspace +=
+                list[i].tensor->rows * list[i].tensor->cols * sp_dtype_size(list[i].tensor->dtype);
+    out->workspace +=
+        (e->rope.cos.rows * e->rope.cos.cols + e->rope.sin.rows * e->rope.sin.cols) * 4;
     out->device = sp_decode_device_bytes(&out->decode) + out->workspace;
     out->host = out->decode.home;
     out->weights = e->m->desc->weight_bytes;
@@ -195,7 +198,8 @@ static sp_status check(const sp_infer_args *a) {
         return sp_error(SP_BAD_INPUT, "an engine of %lld sequences of %lld tokens is not possible",
                         (long long)a->batch, (long long)a->max_tokens);
     if (a->slots && a->slots < k)
-        return sp_error(SP_BAD_INPUT, "%lld slots cannot hold lists of %lld blocks; use at least %lld",
+        return sp_error(SP_BAD_INPUT,
+                        "%lld slots cannot hold lists of %lld blocks; use at least %lld",
                         (long long)a->slots, (long long)k, (long long)k);
     if (modes[a->mode].forecasts && (!a->forecast || a->forecast->layers != d->layers))
         return sp_error(SP_ENVIRONMENT,
@@ -215,7 +219,8 @@ static sp_status choose_transfer(sp_infer *e, sp_decode_args *da) {
     } else if (e->a.transfer == SP_TRANSFER_AUTO) {
         int64_t unit = 4 * da->selection.block * da->heads.head_dim;
         int64_t units = da->batch * da->heads.kv_heads * da->selection.topk / 5;
-        SP_TRY(sp_transfer_choose(e->m->backend, unit, units, &da->transfer, &da->ctas, &e->transfer));
+        SP_TRY(
+            sp_transfer_choose(e->m->backend, unit, units, &da->transfer, &da->ctas, &e->transfer));
         if (e->a.ctas) da->ctas = e->a.ctas;
     } else {
         e->transfer = sp_format("%s with %lld thread blocks", sp_transfer_name(da->transfer),
@@ -307,7 +312,8 @@ sp_status sp_infer_fill(sp_infer *e, int64_t layer, int64_t seq, sp_tensor k, sp
 sp_status sp_infer_start(sp_infer *e, int64_t seq, int64_t T, int32_t next) {
     SP_TRY(check_place(e, 0, seq));
     if (T < 0 || T >= e->a.max_tokens)
-        return sp_error(SP_BAD_INPUT, "a sequence of %lld tokens leaves no room in an engine for %lld",
+        return sp_error(SP_BAD_INPUT,
+                        "a sequence of %lld tokens leaves no room in an engine for %lld",
                         (long long)T, (long long)e->a.max_tokens);
     if (next < 0 || next >= e->m->desc->vocab)
         return sp_error(SP_BAD_INPUT, "token %d is outside the vocabulary of %lld", next,

@@ -51,7 +51,7 @@ typedef struct sp_infer_args {
     int64_t ctas;        // of the transfer; 0 = by measurement (auto) or 16
     int64_t home_layers; // speed tests: fewer homes than layers; 0 = one each
     bool no_graph;       // launch operation by operation
-    int64_t host_bytes; // of pinned memory that may be used; 0 = what the system says is available
+    int64_t host_bytes;  // of pinned memory that may be used; 0 = what the system says is available
 } sp_infer_args;
 
 // Bytes by part. `fits`: into the free memory of device and host as it is now. max_batch: largest

@@ -27,7 +27,8 @@ static sp_tensor values(const sp_infer *e, int64_t l) {
 }
 // The Forecast that scores layer l: made by the layer before; layer 0 has its own.
 static sp_tensor forecast(const sp_infer *e, int64_t l) {
-    return l == 0 ? e->f0 : sp_tensor_cols(e->qkvf[(l - 1) & 1], q_cols(e) + 2 * kv_cols(e), kv_cols(e));
+    return l == 0 ? e->f0
+                  : sp_tensor_cols(e->qkvf[(l - 1) & 1], q_cols(e) + 2 * kv_cols(e), kv_cols(e));
 }
 
 static sp_status rotate(sp_infer *e, sp_tensor x) {
@@ -137,10 +138,9 @@ void sp_infer_recapture(sp_infer *e) {
 static sp_status check_room(const sp_infer *e, int64_t n) {
     for (int64_t b = 0; b < e->a.batch; b++)
         if (e->tokens[b] > e->a.max_tokens - n)
-            return sp_error(SP_BAD_INPUT,
-                            "sequence %lld has %lld of %lld tokens; %lld more do not fit",
-                            (long long)b, (long long)e->tokens[b], (long long)e->a.max_tokens,
-                            (long long)n);
+            return sp_error(
+                SP_BAD_INPUT, "sequence %lld has %lld of %lld tokens; %lld more do not fit",
+                (long long)b, (long long)e->tokens[b], (long long)e->a.max_tokens, (long long)n);
     return SP_OK;
 }
 
@@ -156,7 +156,8 @@ sp_status sp_infer_step(sp_infer *e, const int32_t *tokens) {
     if (tokens) {
         for (int64_t b = 0; b < e->a.batch; b++)
             if (tokens[b] < 0 || tokens[b] >= e->m->desc->vocab)
-                return sp_error(SP_BAD_INPUT, "token %d of sequence %lld is outside the vocabulary of %lld",
+                return sp_error(SP_BAD_INPUT,
+                                "token %d of sequence %lld is outside the vocabulary of %lld",
                                 tokens[b], (long long)b, (long long)e->m->desc->vocab);
         SP_TRY(sp_decode_set_next(e->d, tokens));
     }

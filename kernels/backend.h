@@ -15,8 +15,8 @@ typedef struct sp_operations {
     void (*close)(sp_backend *be);
     sp_status (*synchronize)(sp_backend *be); // all operations issued so far are done
     sp_status (*supports)(sp_backend *be, const sp_shapes *s); // NULL: any shape
-    double (*matmul_rate)(sp_backend *be); // GFLOP/s; NULL: measured at opening
-    void (*phase_begin)(const char *name); // NULL: no profiler to tell
+    double (*matmul_rate)(sp_backend *be);                     // GFLOP/s; NULL: measured at opening
+    void (*phase_begin)(const char *name);                     // NULL: no profiler to tell
     void (*phase_end)(void);
     // Zero-filled and aligned for the widest vector. NULL if there is no memory.
     void *(*allocate)(sp_backend *be, int64_t bytes);
@@ -77,7 +77,7 @@ struct sp_backend {
     const sp_operations *ops;
     const char *name;
     const char *blas;
-    char *description; // malloc
+    char *description;    // malloc
     double matmul_gflops; // 0: not measured (yet)
     sp_dtype storage;
     int64_t tile_bytes;

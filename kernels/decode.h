@@ -138,8 +138,8 @@ sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f);
 sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
 sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected);
 
-// InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d]) times
-// the layer's projection, rounded once.
+// InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d])
+// times the layer's projection, rounded once.
 sp_status sp_decode_project_queries(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor projected);
 // The projections of a layer, host fp32 [Hkv][d][channels].
 sp_status sp_decode_set_projection(sp_decode *d, int64_t layer, const float *projection);

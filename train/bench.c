@@ -7,10 +7,13 @@
 // Legend: L layers, R = Hkv*d, D hidden, T tokens.
 #include "train/train.h"
 
+#include "common/arguments.h"
 #include "common/build.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/util.h"
 #include "data/corpus.h"
+#include "infer/bench.h"
 #include "kernels/bench.h"
 #include "kernels/profile.h"
 #include "model/flops.h"
@@ -19,7 +22,6 @@
 
 #include <jansson.h>
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +30,7 @@
 static const char usage[] =
     "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
     "sparda bench OPERATION|all [--like DIMENSIONS] [--tokens T] [options]\n"
+    "sparda bench decode|transfer --help      serving on a GPU\n"
     "\n"
     "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
     "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
@@ -52,15 +55,6 @@ typedef struct bench_args {
 
 // ---- arguments ----------------------------------------------------------------------------------
 
-static bool positive(const char *s, int64_t *out) {
-    char *end;
-    errno = 0;
-    long long v = strtoll(s, &end, 10);
-    if (errno || end == s || *end || v < 1 || v > 1 << 30) return false;
-    *out = v;
-    return true;
-}
-
 static sp_status parse(int argc, char **argv, bench_args *a) {
     int64_t threads = sp_ranks_threads();
     *a = (bench_args){.base = "data/tiny-base",
@@ -69,55 +63,23 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
                       .steps = 5,
                       .cuda_kernels = "auto",
                       .backend = {.name = "auto", .cpu_blas = "auto", .local_ranks = 1}};
-    const struct {
-        const char *name;
-        const char **text;
-        int64_t *number;
-    } options[] = {
-        {"--base", &a->base, NULL},
-        {"--json", &a->json, NULL},
-        {"--like", &a->like, NULL},
-        {"--tokens", NULL, &a->tokens},
-        {"--blas", &a->backend.cpu_blas, NULL},
-        {"--backend", &a->backend.name, NULL},
-        {"--cuda-kernels", &a->cuda_kernels, NULL},
-        {"--seq-len", NULL, &a->seq_len},
-        {"--batch", NULL, &a->batch},
-        {"--steps", NULL, &a->steps},
-        {"--threads", NULL, &threads},
+    const sp_argument options[] = {
+        {"--base", .text = &a->base},
+        {"--json", .text = &a->json},
+        {"--like", .text = &a->like},
+        {"--tokens", .number = &a->tokens, .least = 1},
+        {"--blas", .text = &a->backend.cpu_blas},
+        {"--backend", .text = &a->backend.name},
+        {"--cuda-kernels", .text = &a->cuda_kernels},
+        {"--seq-len", .number = &a->seq_len, .least = 1},
+        {"--batch", .number = &a->batch, .least = 1},
+        {"--steps", .number = &a->steps, .least = 1},
+        {"--threads", .number = &threads, .least = 1},
     };
-    enum { N_OPTIONS = sizeof options / sizeof options[0] };
     sp_problems p = {0};
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            a->help = true;
-            return SP_OK;
-        }
-        if (argv[i][0] != '-') {
-            if (a->what) sp_problems_add(&p, "two things to measure: %s and %s", a->what, argv[i]);
-            a->what = argv[i];
-            continue;
-        }
-        int o = 0;
-        size_t n = 0;
-        for (; o < N_OPTIONS; o++) {
-            n = strlen(options[o].name);
-            if (strncmp(argv[i], options[o].name, n) == 0 && (!argv[i][n] || argv[i][n] == '='))
-                break;
-        }
-        if (o == N_OPTIONS) {
-            sp_problems_add(&p, "unknown option %s", argv[i]);
-            continue;
-        }
-        const char *value = argv[i][n] == '=' ? argv[i] + n + 1 : i + 1 < argc ? argv[++i] : NULL;
-        if (!value || !*value)
-            sp_problems_add(&p, "%s needs a value", options[o].name);
-        else if (options[o].text)
-            *options[o].text = value;
-        else if (!positive(value, options[o].number))
-            sp_problems_add(&p, "%s: a whole number from 1 is expected, not '%s'", options[o].name,
-                            value);
-    }
+    sp_parse_arguments(argc, argv, options, sizeof options / sizeof *options, &a->what, &a->help,
+                       &p);
+    if (a->help) return SP_OK;
     if (!a->what) sp_problems_add(&p, "nothing to measure: train-step, all or an operation's name");
     a->backend.threads = (int)threads;
     a->backend.portable_kernels = strcmp(a->cuda_kernels, "portable") == 0;
@@ -267,8 +229,8 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     sp_info("  %.1f ms (slowest %.1f), %.0f tokens/s, %.2f GFLOP useful, %.1f GFLOP/s", median,
             b->ms[a->steps - 1], 1e3 * tokens / median, 1e-9 * flop, gflops);
     if (ceiling > 0)
-        sp_info("  %.1f%% of the rate of large matrix products here, %.1f GFLOP/s", 100 * gflops / ceiling,
-                ceiling);
+        sp_info("  %.1f%% of the rate of large matrix products here, %.1f GFLOP/s",
+                100 * gflops / ceiling, ceiling);
 
     const sp_profile_row *rows;
     int n = sp_profile_rows(&rows);
@@ -360,24 +322,15 @@ static void report_operations(json_t *results) {
 
 // ---- command ------------------------------------------------------------------------------------
 
-static sp_status write_json(const char *path, json_t *results) {
-    char *json = json_dumps(results, JSON_INDENT(2));
-    char *text = json ? sp_format("%s\n", json) : NULL;
-    sp_status st = SP_OK;
-    if (!text)
-        st = sp_error(SP_ENVIRONMENT, "out of memory");
-    else if (strcmp(path, "-") == 0)
-        fputs(text, stdout);
-    else
-        st = sp_write_file(path, text, (int64_t)strlen(text));
-    free(text);
-    free(json);
-    return st;
-}
-
 sp_status sp_bench_command(int argc, char **argv) {
     bench_args a;
     SP_TRY(sp_log_open(0, NULL, false));
+    bool serving = argc > 1 && (strcmp(argv[1], "decode") == 0 || strcmp(argv[1], "transfer") == 0);
+#if SPARDA_HAVE_CUDA
+    if (serving) return sp_bench_serving(argc, argv);
+#else
+    if (serving) return sp_error(SP_ENVIRONMENT, "bench %s needs a build with CUDA", argv[1]);
+#endif
     SP_TRY(parse(argc, argv, &a));
     if (a.help) {
         fputs(usage, stdout);
@@ -396,7 +349,7 @@ sp_status sp_bench_command(int argc, char **argv) {
             be, &(sp_bench_args){.name = a.what, .like = a.like, .tokens = a.tokens}, results));
         report_operations(results);
     }
-    if (a.json) SP_GO(write_json(a.json, results));
+    if (a.json) SP_GO(sp_json_write(a.json, results));
 done:
     json_decref(results);
     sp_backend_close(be);

@@ -287,3 +287,11 @@ sp_tensor sp_engine_keys(const sp_engine *e, int64_t layer) {
 sp_tensor sp_engine_compressed(const sp_engine *e, int64_t layer) {
     return sp_tensor_rows(e->layer[layer].c, 0, sp_windows(e->grid, e->tokens));
 }
+
+sp_tensor sp_engine_values(const sp_engine *e, int64_t layer) {
+    return sp_tensor_rows(e->layer[layer].v, 0, e->tokens);
+}
+
+const sp_model *sp_engine_model(const sp_engine *e) {
+    return e->m;
+}

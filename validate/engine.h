@@ -74,8 +74,10 @@ sp_status sp_engine_append(sp_engine *e, const int32_t *tokens, int64_t n, int64
 sp_status sp_engine_logits(sp_engine *e, int64_t row0, int64_t count, float *logits);
 
 int64_t sp_engine_tokens(const sp_engine *e);
-// Compressed keys of one layer so far (view) and keys (view), for checks.
+const sp_model *sp_engine_model(const sp_engine *e);
+// Compressed keys of one layer so far, keys and values (views), for checks and hand-overs.
 sp_tensor sp_engine_compressed(const sp_engine *e, int64_t layer);
 sp_tensor sp_engine_keys(const sp_engine *e, int64_t layer);
+sp_tensor sp_engine_values(const sp_engine *e, int64_t layer);
 
 #endif

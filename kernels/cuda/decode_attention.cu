@@ -6,7 +6,7 @@
 // maximum, sum and output, and only at the end the warps of a piece, then the pieces of a pair, are
 // added up, in a fixed order. So the bits depend on the list and the shape, not on slots or time.
 #include "kernels/cuda/decode.cuh"
-#include "kernels/cuda/hopper.cuh"
+#include "kernels/cuda/ampere.cuh"
 
 using namespace decode;
 
@@ -16,43 +16,9 @@ template <int D> struct Stage { // one item: 16 rows of keys, then of values
     bf16 k[KEYS * D], v[KEYS * D];
 };
 
-__device__ __forceinline__ void copy_16(void *smem, const void *global) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(hopper::smem_address(smem)),
-                 "l"(global)
-                 : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> __device__ __forceinline__ void copies_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
-}
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *smem) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(hopper::smem_address(smem))
-                 : "memory");
-}
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void *smem) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(hopper::smem_address(smem))
-                 : "memory");
-}
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                    uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
     __nv_bfloat162 b = __floats2bfloat162_rn(lo, hi);
     return *reinterpret_cast<uint32_t *>(&b);
-}
-
-// Place of 16-byte chunk `c` of row `r`, in elements: eight neighbouring rows of one column of
-// chunks lie in different banks.
-template <int D> __device__ __forceinline__ int swizzled(int r, int c) {
-    return r * D + ((c ^ (r & 7)) * 8);
 }
 
 struct AttendArgs {
@@ -90,18 +56,20 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
         return keys < 0 ? 0 : keys < KEYS ? keys : (int)KEYS;
     };
     auto load = [&](int i, Stage<D> &to) {
-        if (keys_of(i) > 0) {
+        int keys = keys_of(i);
+        if (keys > 0) {
             int at = first + i / per_unit, row0 = i % per_unit * KEYS;
             const bf16 *unit = base + (int64_t)(a.all ? at : slots[at]) * s.unit;
             const bf16 *k = unit + row0 * D, *v = unit + (s.block + row0) * D;
 #pragma unroll
             for (int x = lane; x < KEYS * D / 8; x += 32) {
                 int r = x / (D / 8), c = x % (D / 8);
-                copy_16(to.k + swizzled<D>(r, c), k + x * 8);
-                copy_16(to.v + swizzled<D>(r, c), v + x * 8);
+                // a slot's rows beyond the present token may hold anything
+                ampere::copy_16(ampere::chunk_at<D>(to.k, r, c), k + x * 8, r < keys);
+                ampere::copy_16(ampere::chunk_at<D>(to.v, r, c), v + x * 8, r < keys);
             }
         }
-        copies_commit(); // an empty group keeps the count
+        ampere::copy_commit(); // an empty group keeps the count
     };
 
     uint32_t qa[D / 16][4];
@@ -114,28 +82,22 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
                            ? *(const uint32_t *)(a.q + b * a.q_ld + (h * s.group + row) * D + x)
                            : 0;
         }
-    float o[D / 8][4] = {}, m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    float o[D / 2] = {}, m[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < STAGES - 1; i++) load(warp + i * WARPS, stage[i]);
     int turn = 0;
     for (int i = warp; i < items; i += WARPS) {
         __syncwarp(); // everyone is done with the stage that is filled now
         load(i + (STAGES - 1) * WARPS, stage[(turn + STAGES - 1) % STAGES]);
-        copies_wait<STAGES - 1>();
+        ampere::copy_wait<STAGES - 1>();
         __syncwarp();
-        const Stage<D> &x = stage[turn];
+        Stage<D> &x = stage[turn];
         turn = (turn + 1) % STAGES;
         int keys = keys_of(i);
         if (keys == 0) continue;
-        float c[2][4] = {}; // heads x 8 keys, twice
+        float c[8] = {}; // heads x 16 keys
 #pragma unroll
-        for (int j = 0; j < D / 16; j++) {
-            // matrices: keys 0-7 and 8-15, dimensions 16j.. and 16j+8..
-            uint32_t kb[4];
-            load_matrices(kb, x.k + swizzled<D>((lane & 7) + (lane >> 4) * 8, 2 * j + (lane >> 3 & 1)));
-            mma(c[0], qa[j], kb[0], kb[1]);
-            mma(c[1], qa[j], kb[2], kb[3]);
-        }
+        for (int j = 0; j < D / 16; j++) ampere::times_keys<D, KEYS>(c, qa[j], x.k, j);
         uint32_t pa[4];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -144,40 +106,28 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
             for (int n = 0; n < 2; n++)
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
-                    float &y = c[n][2 * r + e];
+                    float &y = c[4 * n + 2 * r + e];
                     y = n * 8 + 2 * t + e < keys ? y * s.scale_log2 : -INFINITY;
                     best = fmaxf(best, y);
                 }
             best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));
             best = fmaxf(best, __shfl_xor_sync(~0u, best, 2)); // finite: key 0 of the item exists
-            float factor = hopper::exp2_fast(m[r] - best), part = 0;
+            float factor = ampere::exp2_fast(m[r] - best), part = 0;
             m[r] = best;
 #pragma unroll
             for (int n = 0; n < 2; n++) {
-                float e0 = hopper::exp2_fast(c[n][2 * r] - best);
-                float e1 = hopper::exp2_fast(c[n][2 * r + 1] - best);
+                float e0 = ampere::exp2_fast(c[4 * n + 2 * r] - best);
+                float e1 = ampere::exp2_fast(c[4 * n + 2 * r + 1] - best);
                 part += e0 + e1;
                 pa[2 * n + r] = pack_bf16(e0, e1);
             }
             sum[r] = sum[r] * factor + part; // of this lane's keys; joined at the end
 #pragma unroll
-            for (int n = 0; n < D / 8; n++) o[n][2 * r] *= factor, o[n][2 * r + 1] *= factor;
+            for (int n = 0; n < D / 8; n++) o[4 * n + 2 * r] *= factor, o[4 * n + 2 * r + 1] *= factor;
         }
-        if (keys < KEYS) // values that no key belongs to may be anything
-            for (int y = lane; y < (KEYS - keys) * D / 8; y += 32)
-                *(uint4 *)(stage[(turn + STAGES - 1) % STAGES].v + keys * D + y * 8) =
-                    make_uint4(0, 0, 0, 0); // whole rows: the swizzle stays inside a row
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            // matrices: keys 0-7 and 8-15 of dimensions 16n.., then of 16n+8..
-            uint32_t vb[4];
-            load_matrices_transposed(vb, x.v + swizzled<D>(lane & 15, 2 * n + (lane >> 4)));
-            mma(o[2 * n], pa, vb[0], vb[1]);
-            mma(o[2 * n + 1], pa, vb[2], vb[3]);
-        }
+        ampere::times_values<D>(o, pa, x.v, 0);
     }
-    copies_wait<0>();
+    ampere::copy_wait<0>();
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
@@ -195,7 +145,7 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         for (int w = 0; w < WARPS; w++) best[r] = fmaxf(best[r], ml[w * MAX_GROUP + g + 8 * r].x);
-        factor[r] = m[r] > -INFINITY ? hopper::exp2_fast(m[r] - best[r]) : 0;
+        factor[r] = m[r] > -INFINITY ? ampere::exp2_fast(m[r] - best[r]) : 0;
     }
     for (int w = 0; w < WARPS; w++) {
         if (warp == w)
@@ -205,8 +155,8 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
                 for (int r = 0; r < 2; r++) {
                     float2 *at = (float2 *)(total + (g + 8 * r) * D + n * 8 + 2 * t);
                     float2 x = w ? *at : make_float2(0, 0);
-                    x.x += o[n][2 * r] * factor[r];
-                    x.y += o[n][2 * r + 1] * factor[r];
+                    x.x += o[4 * n + 2 * r] * factor[r];
+                    x.y += o[4 * n + 2 * r + 1] * factor[r];
                     *at = x;
                 }
         __syncthreads();
@@ -219,7 +169,7 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
         for (int w = 0; w < WARPS; w++) top = fmaxf(top, ml[w * MAX_GROUP + threadIdx.x].x);
         for (int w = 0; w < WARPS; w++) {
             float2 x = ml[w * MAX_GROUP + threadIdx.x];
-            if (x.x > -INFINITY) all += x.y * hopper::exp2_fast(x.x - top);
+            if (x.x > -INFINITY) all += x.y * ampere::exp2_fast(x.x - top);
         }
         a.ml[piece * MAX_GROUP + threadIdx.x] = make_float2(top, all);
     }
@@ -237,7 +187,7 @@ __global__ void join_kernel(Shape s, const float *part, const float2 *ml, int pi
 #pragma unroll 8
     for (int i = 0; i < pieces; i++) {
         float2 y = row[i * MAX_GROUP];
-        float factor = y.x > -INFINITY ? hopper::exp2_fast(y.x - best) : 0;
+        float factor = y.x > -INFINITY ? ampere::exp2_fast(y.x - best) : 0;
         sum += y.y * factor;
         total += from[(int64_t)i * MAX_GROUP * s.d] * factor;
     }

@@ -4,6 +4,7 @@
 // warps; rows of x are the N side. Lanes load 16 bytes of a weight row straight into the registers
 // of a matrix product: the order of K inside a product is free as long as x is taken in the same.
 // The warps' sums meet in shared memory and are added in order, so results repeat to the bit.
+#include "kernels/cuda/ampere.cuh"
 #include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/decode_linear.cuh"
 
@@ -58,16 +59,10 @@ __global__ void __launch_bounds__(WARPS * 32, NT <= 2 ? 3 : 1) linear_kernel(Lin
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
                     const uint4 &lo = wa[i][u][0], &hi = wa[i][u][1];
-                    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                                 : "+f"(c[i][n][0]), "+f"(c[i][n][1]), "+f"(c[i][n][2]),
-                                   "+f"(c[i][n][3])
-                                 : "r"(lo.x), "r"(hi.x), "r"(lo.y), "r"(hi.y), "r"(xb.x), "r"(xb.y));
-                    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                                 : "+f"(c[i][n][0]), "+f"(c[i][n][1]), "+f"(c[i][n][2]),
-                                   "+f"(c[i][n][3])
-                                 : "r"(lo.z), "r"(hi.z), "r"(lo.w), "r"(hi.w), "r"(xb.z), "r"(xb.w));
+                    const uint32_t first[4] = {lo.x, hi.x, lo.y, hi.y};
+                    const uint32_t second[4] = {lo.z, hi.z, lo.w, hi.w};
+                    ampere::mma(c[i][n], first, xb.x, xb.y);
+                    ampere::mma(c[i][n], second, xb.z, xb.w);
                 }
             }
         }

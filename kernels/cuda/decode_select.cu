@@ -4,6 +4,7 @@
 // Thread blocks of one pair share its windows; the last one to finish cuts the list and assigns
 // slots. Scores stay fp32. Candidates are blocks I .. qb-W-1: what is forced is never looked at, so
 // the newest compressed key is not needed (2.4), and ties go to the lower block.
+#include "kernels/cuda/ampere.cuh"
 #include "kernels/cuda/decode.cuh"
 
 using namespace decode;
@@ -348,14 +349,6 @@ __global__ void __launch_bounds__(THREADS)
 
 enum { LOGIT_WINDOWS = 128, LOGIT_WARPS = 4 };
 
-__device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
 // Logits (log2 units) of 16 heads x 128 windows, and each head's maximum and sum over them. Lanes
 // load 16 bytes of a row; the order of dimensions inside a product is free as long as both factors
 // have the same.
@@ -389,8 +382,8 @@ __global__ void __launch_bounds__(LOGIT_WARPS * 32)
 #pragma unroll
             for (int i = 0; i < D / 32; i++) {
                 uint4 x = j < windows ? *(const uint4 *)(row + i * 32) : make_uint4(0, 0, 0, 0);
-                mma16816(c[n], qa[i][0], x.x, x.y);
-                mma16816(c[n], qa[i][1], x.z, x.w);
+                ampere::mma(c[n], qa[i][0], x.x, x.y);
+                ampere::mma(c[n], qa[i][1], x.z, x.w);
             }
         }
 #pragma unroll

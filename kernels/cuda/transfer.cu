@@ -102,6 +102,7 @@ __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
 enum { STAGES = 3, STAGE_BYTES = 32 << 10 };
 
 __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
+#if SPARDA_HOPPER_CODE
     extern __shared__ __align__(128) uint8_t stage[];
     __shared__ uint64_t full[STAGES];
     if (threadIdx.x) return;
@@ -157,6 +158,9 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async.global;" ::: "memory");
     finish(r.queue, gridDim.x);
+#else
+    (void)r, (void)suppress;
+#endif
 }
 
 // T2: stays for the whole step. Layer l's list is ready when flags[l] has reached the step's
@@ -232,8 +236,11 @@ uint64_t decode::checksum_host(const uint8_t *unit, int64_t bytes) {
     return sum;
 }
 
-sp_status decode::transfer_make(Transfer *t, sp_transfer_kind kind, int64_t ctas, int64_t capacity,
-                                int64_t unit) {
+sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind kind, int64_t ctas,
+                                int64_t capacity, int64_t unit) {
+    if (kind == SP_TRANSFER_BULK && !c->hopper)
+        return sp_error(SP_ENVIRONMENT, "transfer 'bulk' needs the Hopper kernels of a card of compute "
+                                        "capability 9.0; 'kernel' runs on any");
     t->kind = kind;
     t->ctas = (int)ctas;
     t->capacity = capacity;
@@ -346,7 +353,7 @@ sp_status decode::transfer_open(sp_decode *d) {
     if (!t) return sp_error(SP_ENVIRONMENT, "out of memory");
     if (d->a.transfer == SP_TRANSFER_AUTO || d->a.ctas < 1)
         return sp_error(SP_ENVIRONMENT, "a decode engine needs a chosen transfer and its size");
-    SP_TRY(transfer_make(t, d->a.transfer, d->a.ctas, (int64_t)d->shape.pairs() * d->shape.k,
+    SP_TRY(transfer_make(d->c, t, d->a.transfer, d->a.ctas, (int64_t)d->shape.pairs() * d->shape.k,
                          d->shape.unit * 2));
     if (t->kind != SP_TRANSFER_RESIDENT) return SP_OK;
     t->layers = (int)d->a.layers;

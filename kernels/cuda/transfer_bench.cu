@@ -230,7 +230,7 @@ OP sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c, sp_tra
         return sp_error(SP_BAD_INPUT, "a list of %lld units by %lld thread blocks; at most %lld units",
                         (long long)c->units, (long long)c->ctas, (long long)b->max_units);
     Transfer t = {};
-    sp_status st = transfer_make(&t, c->kind, c->ctas, b->max_units, b->unit);
+    sp_status st = transfer_make(b->c, &t, c->kind, c->ctas, b->max_units, b->unit);
     if (st == SP_OK) st = run_case(b, c, &t, out);
     transfer_free(&t);
     return st;
@@ -248,6 +248,7 @@ OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_tran
     double rate[CASES] = {}, best = 0;
     sp_status st = SP_OK;
     for (int i = 0; i < CASES && st == SP_OK; i++) {
+        if (kinds[i % 2] == SP_TRANSFER_BULK && !b->c->hopper) continue;
         sp_transfer_case c = {.kind = kinds[i % 2], .ctas = counts[i / 2], .units = units,
                               .unit_bytes = unit_bytes, .pool_bytes = pool, .repeats = 9};
         sp_transfer_result r;

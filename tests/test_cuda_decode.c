@@ -1,0 +1,671 @@
+// ctest: timeout=600
+// The decode engine on a GPU: its operations against double precision, slot assignment against a
+// simulation, then whole runs against each other to the bit and against the CPU engine. Skipped
+// where no device is. With --small (for compute-sanitizer) runs are short.
+#include "common/build.h"
+#include "tests/support.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#if SPARDA_HAVE_CUDA
+#include "common/util.h"
+#include "kernels/backend.h"
+#include "kernels/decode.h"
+#include "tests/golden.h"
+#include "validate/serve.h"
+#include "validate/stats.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static sp_backend *gpu;
+static uint64_t seed = 20260604;
+static bool small;
+
+static float normal(void) {
+    float u = test_uniform(&seed, 0, 1), v = test_uniform(&seed, 0, 1);
+    return sqrtf(-2 * logf(u + 1e-9f)) * cosf(6.2831853f * v);
+}
+
+// Random bf16 values on the GPU; *host gets the same as fp32 (caller frees).
+static sp_tensor random_tensor(int64_t rows, int64_t cols, float sigma, float **host) {
+    sp_tensor t;
+    assert_ok(sp_tensor_alloc(gpu, SP_BF16, rows, cols, "test", &t));
+    *host = malloc((size_t)(rows * cols) * sizeof **host);
+    for (int64_t i = 0; i < rows * cols; i++)
+        (*host)[i] = sp_bf16_to_f32(sp_f32_to_bf16(sigma * normal()));
+    assert_ok(sp_upload(t, *host));
+    return t;
+}
+
+// ---- shapes -------------------------------------------------------------------------------------
+
+enum { BATCH = 3, LAYERS = 2 };
+
+typedef struct shape {
+    const char *name;
+    sp_heads heads;
+    sp_grid grid;
+    sp_selection s;
+    int64_t max_tokens, slots;
+    int64_t tokens[BATCH];
+} shape;
+
+static const shape shapes[] = {
+    {"minicpm", {32, 2, 128}, {32, 16}, {64, 1, 4, 16, true}, 4096, 16, {3000, 1531, 191}},
+    {"minicpm, more slots",
+     {32, 2, 128},
+     {32, 16},
+     {64, 1, 4, 16, true},
+     4096,
+     40,
+     {3005, 2047, 640}},
+    {"tiny", {8, 2, 64}, {8, 4}, {16, 1, 2, 10, true}, 1024, 12, {900, 255, 31}},
+    {"one head, group 16", {16, 1, 64}, {32, 16}, {64, 2, 1, 6, true}, 3000, 7, {2900, 63, 64}},
+    {"group 3", {6, 2, 128}, {16, 8}, {32, 0, 1, 5, true}, 2000, 9, {1900, 5, 1}},
+};
+
+typedef struct fixture {
+    const shape *c;
+    sp_decode *d;
+    int64_t blocks, unit, kv_cols, q_cols;
+    float *keys[LAYERS][BATCH]; // compressed, host
+} fixture;
+
+static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
+    fixture f = {.c = c, .blocks = (c->max_tokens + c->s.block - 1) / c->s.block};
+    f.unit = 2 * c->s.block * c->heads.head_dim;
+    f.kv_cols = c->heads.kv_heads * c->heads.head_dim;
+    f.q_cols = c->heads.q_heads * c->heads.head_dim;
+    sp_decode_args a = {.heads = c->heads,
+                        .grid = c->grid,
+                        .selection = c->s,
+                        .layers = LAYERS,
+                        .batch = BATCH,
+                        .max_tokens = c->max_tokens,
+                        .slots = c->slots,
+                        .resident = 0,
+                        .transfer = kind,
+                        .ctas = 4,
+                        .original = true};
+    sp_decode_bytes predicted, taken;
+    sp_decode_predict(&a, &predicted);
+    assert_ok(sp_decode_open(gpu, &a, &f.d));
+    sp_decode_allocated(f.d, &taken);
+    assert_memory_equal(&predicted, &taken, sizeof taken);
+    assert_ok(sp_decode_randomise(f.d, 5));
+    for (int64_t l = 0; l < LAYERS; l++)
+        for (int64_t b = 0; b < BATCH; b++) {
+            sp_tensor view = sp_decode_compressed(f.d, l, b), t;
+            t = random_tensor(view.rows, view.cols, 1, &f.keys[l][b]);
+            assert_ok(sp_copy(view, t));
+            sp_tensor_free(&t);
+        }
+    for (int64_t b = 0; b < BATCH; b++) assert_ok(sp_decode_set(f.d, b, c->tokens[b], 0));
+    return f;
+}
+
+static void close_fixture(fixture *f) {
+    for (int64_t l = 0; l < LAYERS; l++)
+        for (int64_t b = 0; b < BATCH; b++) free(f->keys[l][b]);
+    sp_decode_close(f->d);
+}
+
+// ---- selection ----------------------------------------------------------------------------------
+
+typedef enum source { FORECAST, ORIGINAL } source;
+
+// Window scores of one (sequence, head) in double, and a bound for their error in fp32.
+static double window_scores(const fixture *f, source how, int64_t layer, int64_t b, int64_t h,
+                            const float *x, int64_t windows, double *out) {
+    const shape *c = f->c;
+    int64_t d = c->heads.head_dim, G = c->heads.q_heads / c->heads.kv_heads;
+    const float *keys = f->keys[layer][b] + h * d;
+    double bound = 0;
+    for (int64_t j = 0; j < windows; j++) out[j] = 0;
+    int64_t rows = how == FORECAST ? 1 : G;
+    double *z = malloc((size_t)(windows + 1) * sizeof *z);
+    for (int64_t g = 0; g < rows; g++) {
+        const float *row =
+            how == FORECAST ? x + b * f->kv_cols + h * d : x + b * f->q_cols + (h * G + g) * d;
+        double best = -INFINITY, sum = 0;
+        for (int64_t j = 0; j < windows; j++) {
+            double dot = 0, size = 0;
+            for (int64_t i = 0; i < d; i++) {
+                dot += (double)row[i] * keys[j * f->kv_cols + i];
+                size += fabs((double)row[i] * keys[j * f->kv_cols + i]);
+            }
+            z[j] = how == FORECAST ? dot : dot / sqrt((double)d);
+            best = fmax(best, z[j]);
+            // 2 d eps sum|f c|, as the validation pass allows
+            if (how == FORECAST) bound = fmax(bound, 2 * (double)d * 0x1p-24 * size);
+        }
+        if (how == FORECAST) {
+            memcpy(out, z, (size_t)windows * sizeof *z);
+            continue;
+        }
+        for (int64_t j = 0; j < windows; j++) sum += exp(z[j] - best);
+        for (int64_t j = 0; j < windows; j++) out[j] += exp(z[j] - best) / sum;
+    }
+    free(z);
+    if (how == ORIGINAL) { // of probabilities: the logits' error, relative
+        bound = 0;
+        for (int64_t j = 0; j < windows; j++) bound = fmax(bound, 1e-5 * out[j]);
+    }
+    return bound;
+}
+
+// What is forced is there, in order, and nothing left out beats anything chosen; with all scores
+// `equal`, nothing left out lies below anything chosen.
+static void check_list(const fixture *f, source how, int64_t layer, int64_t b, int64_t h,
+                       const float *x, bool equal, int64_t pos, const int32_t *list) {
+    const shape *c = f->c;
+    int64_t qb = pos / c->s.block, per = c->s.block / c->grid.stride;
+    int64_t windows = sp_windows(c->grid, pos + 1), n = 0;
+    bool *chosen = calloc((size_t)qb + 1, sizeof *chosen);
+    while (n < c->s.topk && list[n] >= 0) {
+        assert_true(list[n] <= qb && (n == 0 || list[n] > list[n - 1]));
+        chosen[list[n++]] = true;
+    }
+    for (int64_t i = n; i < c->s.topk; i++) assert_int_equal(list[i], -1);
+    assert_int_equal(n, qb + 1 < c->s.topk ? qb + 1 : c->s.topk);
+    double *w = malloc((size_t)(windows + 1) * sizeof *w);
+    double bound = window_scores(f, how, layer, b, h, x, windows, w);
+    double worst_in = INFINITY, best_out = -INFINITY;
+    bool left_out = false;
+    for (int64_t m = 0; m <= qb; m++) {
+        if (m < c->s.init_blocks || m >= qb - c->s.local_blocks) {
+            assert_true(chosen[m]);
+            continue;
+        }
+        double score = -INFINITY;
+        for (int64_t j = m * per - 1; j <= m * per + per - 1; j++)
+            if (j >= 0 && j < windows) score = fmax(score, w[j]);
+        if (equal) assert_false(chosen[m] && left_out);
+        left_out |= !chosen[m];
+        if (chosen[m])
+            worst_in = fmin(worst_in, score);
+        else
+            best_out = fmax(best_out, score);
+    }
+    if (best_out > worst_in + 2 * bound)
+        fail_msg("%s: layer %d sequence %d head %d position %d: %g left out, %g chosen", c->name,
+                 (int)layer, (int)b, (int)h, (int)pos, best_out, worst_in);
+    free(w);
+    free(chosen);
+}
+
+// The rule of decode.h, in plain C: hits stay, misses take the least recently used slots.
+typedef struct simulation {
+    int32_t *held, *used; // [slots]
+} simulation;
+
+static void simulate(const fixture *f, simulation *s, const int32_t *list, int step,
+                     int32_t *slot_list) {
+    int64_t C = f->c->slots, k = f->c->s.topk;
+    int32_t *victims = malloc((size_t)C * sizeof *victims);
+    int64_t misses = 0, n = 0;
+    for (int64_t i = 0; i < k; i++) {
+        slot_list[i] = -1;
+        if (list[i] < 0) continue;
+        for (int64_t x = 0; x < C; x++)
+            if (s->held[x] == list[i]) slot_list[i] = (int32_t)x;
+        if (slot_list[i] >= 0)
+            s->used[slot_list[i]] = step;
+        else
+            misses++;
+    }
+    while (n < misses) { // one after another: oldest, then lowest slot
+        int64_t best = -1;
+        for (int64_t x = 0; x < C; x++) {
+            bool taken = s->used[x] == step;
+            for (int64_t v = 0; v < n; v++) taken |= victims[v] == x;
+            if (!taken && (best < 0 || s->used[x] < s->used[best])) best = x;
+        }
+        assert_true(best >= 0);
+        victims[n++] = (int32_t)best;
+    }
+    for (int64_t i = 0; i < n; i++) // in ascending slot order
+        for (int64_t j = i + 1; j < n; j++)
+            if (victims[j] < victims[i]) {
+                int32_t t = victims[i];
+                victims[i] = victims[j], victims[j] = t;
+            }
+    for (int64_t i = 0, v = 0; i < k; i++)
+        if (list[i] >= 0 && slot_list[i] < 0) {
+            slot_list[i] = victims[v];
+            s->held[victims[v]] = list[i];
+            s->used[victims[v++]] = step;
+        }
+    free(victims);
+}
+
+static void check_selection(const shape *c, source how, sp_transfer_kind kind, int steps) {
+    fixture f = open_fixture(c, kind);
+    int64_t pairs = BATCH * c->heads.kv_heads, k = c->s.topk, copied = 0, wrong = 0;
+    int32_t *blocks = malloc((size_t)(pairs * k) * sizeof *blocks);
+    int32_t *slots = malloc((size_t)(pairs * k) * sizeof *slots);
+    int32_t *map = malloc((size_t)(pairs * c->slots) * sizeof *map);
+    int32_t *want = malloc((size_t)k * sizeof *want);
+    simulation *sim = calloc((size_t)(LAYERS * pairs), sizeof *sim);
+    for (int64_t i = 0; i < LAYERS * pairs; i++) {
+        sim[i].held = malloc((size_t)c->slots * 4), sim[i].used = malloc((size_t)c->slots * 4);
+        memset(sim[i].held, 0xff, (size_t)c->slots * 4);
+        memset(sim[i].used, 0xff, (size_t)c->slots * 4);
+    }
+    sp_tensor logits;
+    assert_ok(sp_tensor_alloc(gpu, SP_F32, BATCH, 8, "logits", &logits));
+    for (int step = 1; step <= steps; step++) {
+        for (int64_t l = 0; l < LAYERS; l++) {
+            float *x;
+            // Equal scores now and then: the lowest blocks must win.
+            bool equal = step % 5 == 2;
+            sp_tensor t =
+                random_tensor(BATCH, how == FORECAST ? f.kv_cols : f.q_cols, equal ? 0 : 1, &x);
+            bool ahead = l == 1;
+            assert_ok(how == FORECAST ? sp_decode_select_forecast(f.d, l, t)
+                                      : sp_decode_select_original(f.d, l, t));
+            assert_ok(sp_decode_transfer(f.d, l, ahead));
+            if (ahead) assert_ok(sp_decode_transfer_wait(f.d, l));
+            assert_ok(sp_decode_lists(f.d, l, blocks, slots));
+            assert_ok(sp_decode_map(f.d, l, map));
+            for (int64_t p = 0; p < pairs; p++) {
+                int64_t b = p / c->heads.kv_heads, pos = c->tokens[b] + step - 1;
+                simulation *s = &sim[l * pairs + p];
+                check_list(&f, how, l, b, p % c->heads.kv_heads, x, equal, pos, blocks + p * k);
+                simulate(&f, s, blocks + p * k, step, want);
+                assert_memory_equal(slots + p * k, want, (size_t)k * 4);
+                assert_memory_equal(map + p * c->slots, s->held, (size_t)c->slots * 4);
+            }
+            int64_t n, different;
+            assert_ok(sp_decode_check_copies(f.d, l, &n, &different));
+            copied += n, wrong += different;
+            free(x);
+            sp_tensor_free(&t);
+        }
+        assert_ok(sp_decode_advance(f.d, logits)); // positions and step + 1
+    }
+    printf("    %-22s %-9s by %-9s %lld units copied\n", c->name,
+           how == FORECAST ? "forecast" : "original", sp_transfer_name(kind), (long long)copied);
+    assert_int_equal(wrong, 0);
+    assert_true(copied > 0);
+    for (int64_t i = 0; i < LAYERS * pairs; i++) free(sim[i].held), free(sim[i].used);
+    free(sim), free(blocks), free(slots), free(map), free(want);
+    sp_tensor_free(&logits);
+    close_fixture(&f);
+}
+
+static void selection_and_slots(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        check_selection(&shapes[i], FORECAST, SP_TRANSFER_KERNEL, small ? 3 : 40);
+        check_selection(&shapes[i], ORIGINAL, SP_TRANSFER_KERNEL, small ? 2 : 12);
+    }
+}
+
+static void every_transfer(void **state) {
+    (void)state;
+    for (sp_transfer_kind k = SP_TRANSFER_KERNEL; k < SP_TRANSFER_KINDS; k++)
+        check_selection(&shapes[small ? 2 : 0], FORECAST, k, small ? 2 : 6);
+}
+
+// ---- attention ----------------------------------------------------------------------------------
+
+// One head over n keys and values [n][d], in double.
+static void attend_slowly(const float *q, const float *k, const float *v, int64_t n, int64_t d,
+                          float *out) {
+    double *z = malloc((size_t)n * sizeof *z), best = -INFINITY, total = 0;
+    for (int64_t t = 0; t < n; t++) {
+        z[t] = 0;
+        for (int64_t e = 0; e < d; e++) z[t] += (double)q[e] * k[t * d + e];
+        z[t] /= sqrt((double)d);
+        best = fmax(best, z[t]);
+    }
+    for (int64_t t = 0; t < n; t++) total += exp(z[t] - best);
+    for (int64_t e = 0; e < d; e++) {
+        double sum = 0;
+        for (int64_t t = 0; t < n; t++) sum += exp(z[t] - best) * v[t * d + e];
+        out[e] = (float)(sum / total);
+    }
+    free(z);
+}
+
+static void attention_over_slots(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const shape *c = &shapes[i];
+        fixture f = open_fixture(c, SP_TRANSFER_KERNEL);
+        int64_t d = c->heads.head_dim, G = c->heads.q_heads / c->heads.kv_heads, k = c->s.topk;
+        int64_t pairs = BATCH * c->heads.kv_heads, half = c->s.block * d, n = BATCH * f.q_cols;
+        float *x, *q, *unit = malloc((size_t)f.unit * 4);
+        float *keys = malloc((size_t)(k * half) * 4), *values = malloc((size_t)(k * half) * 4);
+        float *got = malloc((size_t)n * 4), *want = malloc((size_t)n * 4);
+        int32_t *blocks = malloc((size_t)(pairs * k) * 4), *slots = malloc((size_t)(pairs * k) * 4);
+        sp_tensor ft = random_tensor(BATCH, f.kv_cols, 1, &x), out;
+        sp_tensor qt = random_tensor(BATCH, f.q_cols, 2, &q);
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, BATCH, f.q_cols, "out", &out));
+        assert_ok(sp_fill(out, NAN));
+        assert_ok(sp_decode_select_forecast(f.d, 0, ft));
+        assert_ok(sp_decode_transfer(f.d, 0, false));
+        assert_ok(sp_decode_attend(f.d, 0, qt, out));
+        assert_ok(sp_download(out, got));
+        assert_ok(sp_decode_lists(f.d, 0, blocks, slots));
+        for (int64_t p = 0; p < pairs; p++) {
+            int64_t pos = c->tokens[p / c->heads.kv_heads], rows = 0;
+            for (int64_t s = p * k; s < (p + 1) * k && blocks[s] >= 0; s++) {
+                int64_t there = pos + 1 - blocks[s] * c->s.block;
+                if (there > c->s.block) there = c->s.block;
+                assert_ok(sp_decode_unit(f.d, 0, p, slots[s], unit));
+                memcpy(keys + rows * d, unit, (size_t)(there * d) * 4);
+                memcpy(values + rows * d, unit + half, (size_t)(there * d) * 4);
+                rows += there;
+            }
+            for (int64_t g = p * G; g < (p + 1) * G; g++) // heads of all pairs lie in order
+                attend_slowly(q + g * d, keys, values, rows, d, want + g * d);
+        }
+        // Weights and results are rounded to bf16: 2^-9 each.
+        double error = test_rel_error(got, want, n);
+        printf("    %-22s rel %.2e\n", c->name, error);
+        assert_true(error < 4e-3);
+        free(x), free(q), free(unit), free(keys), free(values), free(got), free(want);
+        free(blocks), free(slots);
+        sp_tensor_free(&ft), sp_tensor_free(&qt), sp_tensor_free(&out);
+        close_fixture(&f);
+    }
+}
+
+// ---- linear layers ------------------------------------------------------------------------------
+
+static void linear_layers(void **state) {
+    (void)state;
+    static const int64_t cases[][4] = {{1, 64, 16, 16},    {3, 256, 768, 128}, {8, 512, 4608, 256},
+                                       {9, 4096, 512, 32}, {16, 1024, 96, 16}, {17, 320, 64, 48},
+                                       {32, 128, 64, 16},  {33, 128, 64, 16},  {4, 100, 40, 16}};
+    fixture f = open_fixture(&shapes[2], SP_TRANSFER_KERNEL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int64_t R = cases[i][0], K = cases[i][1], N0 = cases[i][2], N1 = cases[i][3], N = N0 + N1;
+        float *x, *w0, *w1, *h;
+        sp_tensor xt = random_tensor(R, K, 1, &x), w0t = random_tensor(N0, K, 0.1f, &w0);
+        sp_tensor w1t = random_tensor(N1, K, 0.1f, &w1), ht = random_tensor(R, N0, 1, &h);
+        sp_tensor y, both, act, branch;
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, R, N, "y", &y));
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, R, N0, "both", &both));
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, R, N0 / 2, "act", &act));
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, R, N0, "branch", &branch));
+        assert_ok(sp_fill(y, NAN));
+        assert_ok(sp_fill(act, NAN));
+        float *want = malloc((size_t)(R * N) * 4), *got = malloc((size_t)(R * N) * 4);
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t n = 0; n < N; n++) {
+                double sum = 0;
+                const float *w = n < N0 ? w0 + n * K : w1 + (n - N0) * K;
+                for (int64_t k = 0; k < K; k++) sum += (double)x[r * K + k] * w[k];
+                want[r * N + n] = (float)sum;
+            }
+        assert_ok(sp_decode_linear(f.d, xt, w0t, w1t, y));
+        assert_ok(sp_download(y, got));
+        double plain = test_rel_error(got, want, R * N);
+        // residual and swiglu from the plain results, rounded on the way as the operations say
+        assert_ok(sp_decode_linear_residual(f.d, xt, w0t, 0.25f, branch, ht));
+        assert_ok(sp_decode_linear_swiglu(f.d, xt, w0t, both, act));
+        float *sum = malloc((size_t)(R * N0) * 4), *gated = malloc((size_t)(R * N0) * 4);
+        float *got2 = malloc((size_t)(R * N0) * 4);
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t n = 0; n < N0; n++)
+                sum[r * N0 + n] = h[r * N0 + n] + 0.25f * want[r * N + n];
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t n = 0; n < N0 / 2; n++) {
+                float g = want[r * N + n], u = want[r * N + N0 / 2 + n];
+                gated[r * (N0 / 2) + n] = g / (1 + expf(-g)) * u;
+            }
+        assert_ok(sp_download(ht, got2));
+        double residual = test_rel_error(got2, sum, R * N0);
+        assert_ok(sp_download(act, got2));
+        double swiglu = test_rel_error(got2, gated, R * (N0 / 2));
+        printf("    [%lld, %lld] to %lld + %lld: rel %.1e, residual %.1e, swiglu %.1e\n",
+               (long long)R, (long long)K, (long long)N0, (long long)N1, plain, residual, swiglu);
+        assert_true(plain < 4e-3 && residual < 4e-3 && swiglu < 8e-3);
+        free(x), free(w0), free(w1), free(h), free(want), free(got), free(sum), free(gated),
+            free(got2);
+        sp_tensor *all[] = {&xt, &w0t, &w1t, &ht, &y, &both, &act, &branch};
+        for (int t = 0; t < 8; t++) sp_tensor_free(all[t]);
+    }
+    close_fixture(&f);
+}
+
+// ---- whole runs on the tiny base ----------------------------------------------------------------
+
+static struct {
+    sp_model *gpu_model;
+    sp_model_desc *desc;
+    sp_forecast_device on_cpu, on_gpu;
+} tiny;
+
+enum { PROMPTS = 3, MAX_TOKENS = 768, V = 1024 };
+static int32_t text[PROMPTS][MAX_TOKENS];
+static const int64_t lengths[PROMPTS] = {301, 64, 470};
+
+static int open_tiny(void **state) {
+    (void)state;
+    char *dir = test_path("data/tiny-base");
+    assert_ok(sp_model_describe(dir, NULL, &tiny.desc));
+    assert_ok(sp_model_load(gpu, tiny.desc, &(sp_model_load_options){0}, &tiny.gpu_model));
+    free(dir);
+    sp_forecast f = golden_forecast(1);
+    assert_ok(sp_forecast_upload(test_backend(), &f, &tiny.on_cpu));
+    assert_ok(sp_forecast_upload(gpu, &f, &tiny.on_gpu));
+    sp_forecast_free(&f);
+    uint64_t s = 9;
+    for (int p = 0; p < PROMPTS; p++)
+        for (int i = 0; i < MAX_TOKENS; i++) text[p][i] = (int32_t)(test_random(&s) % V);
+    return 0;
+}
+
+static int close_tiny(void **state) {
+    (void)state;
+    sp_forecast_device_free(&tiny.on_cpu);
+    sp_forecast_device_free(&tiny.on_gpu);
+    sp_model_free(tiny.gpu_model);
+    sp_model_desc_free(tiny.desc);
+    return 0;
+}
+
+static sp_serve_prompt prompts[PROMPTS];
+
+static sp_serve_run serve(sp_infer_mode mode, sp_transfer_kind kind, int64_t slots, bool no_graph,
+                          bool offload0, int64_t steps, const int32_t *forced) {
+    for (int p = 0; p < PROMPTS; p++) prompts[p] = (sp_serve_prompt){text[p], lengths[p]};
+    sp_serve_args a = {.engine = {.model = tiny.gpu_model,
+                                  .forecast = &tiny.on_gpu,
+                                  .mode = mode,
+                                  .batch = PROMPTS,
+                                  .max_tokens = MAX_TOKENS,
+                                  .slots = slots,
+                                  .transfer = kind,
+                                  .ctas = 4,
+                                  .no_graph = no_graph,
+                                  .offload_layer0 = offload0},
+                       .prompt = prompts,
+                       .steps = steps,
+                       .forced = forced,
+                       .check_copies = true,
+                       .keep_logits = forced != NULL};
+    sp_serve_run r;
+    assert_ok(sp_serve(&a, &r));
+    assert_int_equal(r.units_different, 0);
+    assert_int_equal(r.growth_device, 0);
+    assert_int_equal(r.predicted.device, r.allocated.device);
+    assert_int_equal(r.predicted.host, r.allocated.host);
+    return r;
+}
+
+static void assert_same(const char *what, const sp_serve_run *a, const sp_serve_run *b, bool maps) {
+    int64_t at = sp_serve_first_difference(a, b, maps);
+    printf("    %-44s %lld steps%s%s\n", what, (long long)b->steps,
+           at < 0 ? ", all bits equal" : ", DIFFERENT", maps ? " (and slot maps)" : "");
+    if (at >= 0) fail_msg("%s: first difference at step %d", what, (int)at);
+}
+
+// The statements P2 to P5 of inference.md 5.4, and that graph, transfer and slots do not matter.
+static void ways_of_serving(void **state) {
+    (void)state;
+    int64_t steps = small ? 6 : 272, K = SP_TRANSFER_KERNEL;
+    sp_serve_run home = serve(SP_MODE_FORECAST_RESIDENT, K, 0, false, false, steps, NULL);
+    printf("    %lld rollovers, %lld compressed keys\n", (long long)home.rollovers,
+           (long long)home.compressed);
+    assert_int_equal(home.unequal_compressed, 0);
+    if (!small) assert_true(home.rollovers >= 4 * PROMPTS && home.compressed >= 16);
+    sp_serve_run inlined = serve(SP_MODE_FORECAST_INLINE, K, 0, false, false, steps, NULL);
+    assert_same("offloaded, copied when needed", &home, &inlined, false);
+    assert_true(inlined.units_checked > 0 && inlined.missed > 0);
+    sp_serve_run ahead = serve(SP_MODE_SPARDA, K, 0, false, false, steps, NULL);
+    assert_same("copied a layer ahead", &home, &ahead, false);
+    assert_same("ahead against inline", &inlined, &ahead, true);
+    assert_int_equal(inlined.missed, ahead.missed);
+    for (sp_transfer_kind k = SP_TRANSFER_WIDE; k < SP_TRANSFER_KINDS; k++) {
+        char name[64];
+        snprintf(name, sizeof name, "ahead, transfer %s", sp_transfer_name(k));
+        sp_serve_run r = serve(SP_MODE_SPARDA, k, 0, false, false, small ? 6 : 64, NULL);
+        r.steps = r.steps < steps ? r.steps : steps;
+        sp_serve_run part = ahead;
+        part.steps = r.steps;
+        assert_same(name, &part, &r, true);
+        sp_serve_free(&r);
+    }
+    sp_serve_run live = serve(SP_MODE_SPARDA, K, 0, true, false, small ? 6 : 64, NULL);
+    sp_serve_run part = ahead;
+    part.steps = live.steps;
+    assert_same("operation by operation, no graph", &part, &live, true);
+    sp_serve_run more = serve(SP_MODE_SPARDA, K, 25, false, true, steps, NULL);
+    assert_same("25 slots, layer 0 offloaded too", &home, &more, false);
+    sp_serve_run wide = serve(SP_MODE_SPARDA, K, 48, false, false, steps, NULL);
+    assert_same("48 slots hold every block", &home, &wide, false);
+    printf("    units missed: %lld with 10 slots, %lld with 48\n", (long long)ahead.missed,
+           (long long)wide.missed);
+    if (!small) assert_true(wide.missed < ahead.missed);
+    sp_serve_run sparse = serve(SP_MODE_SPARSE_RESIDENT, K, 0, false, false, steps, NULL);
+    sp_serve_run away = serve(SP_MODE_SPARSE_OFFLOAD, K, 0, false, false, steps, NULL);
+    assert_same("original selector, offloaded", &sparse, &away, false);
+    assert_int_equal(sparse.unequal_compressed, 0);
+    if (!small) assert_true(sp_serve_first_difference(&sparse, &home, false) >= 0);
+    sp_serve_run *all[] = {&home, &inlined, &ahead, &live, &more, &wide, &sparse, &away};
+    for (int i = 0; i < 8; i++) sp_serve_free(all[i]);
+}
+
+// Logits of the CPU engine for the same tokens, [steps][PROMPTS][V].
+static float *cpu_logits(sp_backend *be, const sp_model *m, const sp_forecast_device *f,
+                         sp_selector s, int64_t steps) {
+    float *out = malloc((size_t)(steps * PROMPTS * V) * 4);
+    (void)be;
+    for (int p = 0; p < PROMPTS; p++) {
+        sp_engine *e;
+        assert_ok(sp_engine_open(&(sp_engine_args){.model = m, .max_tokens = MAX_TOKENS}, &e));
+        assert_ok(sp_engine_start(e, &(sp_engine_run){.selector = s, .forecast = f}));
+        assert_ok(sp_engine_append(e, text[p], lengths[p], 1));
+        for (int64_t i = 0; i < steps; i++) {
+            assert_ok(sp_engine_append(e, text[p] + lengths[p] + i, 1, 1));
+            assert_ok(sp_engine_logits(e, 0, 1, out + (i * PROMPTS + p) * V));
+        }
+        sp_engine_close(e);
+    }
+    return out;
+}
+
+static double mean_kl(const float *p, const float *q, int64_t rows) {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++) {
+        sp_logit_row a = sp_logits_look(p + r * V, V), b = sp_logits_look(q + r * V, V);
+        sum += sp_logits_kl(p + r * V, a, q + r * V, b, V);
+    }
+    return sum / (double)rows;
+}
+
+// bf16 costs something against fp32: no more than twice what it costs the simple engine on the same
+// GPU, which has other kernels for everything.
+static void against_the_cpu_engine(void **state) {
+    (void)state;
+    static const struct {
+        sp_infer_mode mode;
+        sp_selector selector;
+    } cases[] = {{SP_MODE_DENSE, SP_SELECT_DENSE},
+                 {SP_MODE_SPARSE_OFFLOAD, SP_SELECT_ORIGINAL},
+                 {SP_MODE_SPARDA, SP_SELECT_FORECAST}};
+    int64_t steps = small ? 2 : 40;
+    int32_t *forced = malloc((size_t)(steps * PROMPTS) * 4);
+    for (int64_t i = 0; i < steps; i++)
+        for (int p = 0; p < PROMPTS; p++) forced[i * PROMPTS + p] = text[p][lengths[p] + i];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        float *want =
+            cpu_logits(test_backend(), test_tiny_base(), &tiny.on_cpu, cases[i].selector, steps);
+        float *simple = cpu_logits(gpu, tiny.gpu_model, &tiny.on_gpu, cases[i].selector, steps);
+        sp_serve_run r = serve(cases[i].mode, SP_TRANSFER_KERNEL, 0, false, false, steps, forced);
+        int64_t rows = steps * PROMPTS;
+        double base = mean_kl(want, simple, rows), mine = mean_kl(want, r.kept, rows);
+        double e0 = test_rel_error(simple, want, rows * V),
+               e1 = test_rel_error(r.kept, want, rows * V);
+        printf("    %-16s KL to the CPU engine %.2e (simple engine %.2e), logits %.2e (%.2e)\n",
+               sp_infer_mode_name(cases[i].mode), mine, base, e1, e0);
+        assert_true(e1 <= 2 * e0 && e1 < 0.1);
+        free(want), free(simple);
+        sp_serve_free(&r);
+    }
+    free(forced);
+}
+
+static void bad_input(void **state) {
+    (void)state;
+    sp_infer *e;
+    sp_infer_args a = {.model = tiny.gpu_model,
+                       .forecast = &tiny.on_gpu,
+                       .mode = SP_MODE_SPARDA,
+                       .batch = 2,
+                       .max_tokens = 256,
+                       .slots = 3,
+                       .transfer = SP_TRANSFER_KERNEL};
+    assert_fails(sp_infer_open(&a, &e), SP_BAD_INPUT, "at least 10");
+    a.slots = 0;
+    a.host_bytes = 1 << 20;
+    assert_fails(sp_infer_open(&a, &e), SP_ENVIRONMENT, "largest batch that fits is 1");
+    a.host_bytes = 0;
+    a.forecast = NULL;
+    assert_fails(sp_infer_open(&a, &e), SP_ENVIRONMENT, "without Forecast");
+    a.forecast = &tiny.on_gpu;
+    assert_ok(sp_infer_open(&a, &e));
+    assert_fails(sp_infer_start(e, 0, 256, 0), SP_BAD_INPUT, "leaves no room");
+    assert_fails(sp_infer_start(e, 0, 10, V), SP_BAD_INPUT, "vocabulary");
+    assert_ok(sp_infer_start(e, 0, 255, 0));
+    assert_ok(sp_infer_start(e, 1, 17, 0));
+    assert_ok(sp_infer_step(e, NULL));
+    assert_fails(sp_infer_step(e, NULL), SP_BAD_INPUT, "do not fit");
+    sp_infer_close(e);
+}
+
+static int run_all(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(linear_layers),   cmocka_unit_test(selection_and_slots),
+        cmocka_unit_test(every_transfer),  cmocka_unit_test(attention_over_slots),
+        cmocka_unit_test(ways_of_serving), cmocka_unit_test(against_the_cpu_engine),
+        cmocka_unit_test(bad_input),
+    };
+    assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
+    int failed = cmocka_run_group_tests(tests, open_tiny, close_tiny);
+    sp_backend_close(gpu);
+    return failed;
+}
+#endif
+
+int main(int argc, char **argv) {
+#if SPARDA_HAVE_CUDA
+    small = argc > 1 && strcmp(argv[1], "--small") == 0;
+    if (!sp_cuda_device_present()) {
+        printf("skipped: no GPU that this build has code for\n");
+        return 0;
+    }
+    return run_all();
+#else
+    (void)argc, (void)argv;
+    printf("skipped: built without CUDA\n");
+    return 0;
+#endif
+}
