@@ -70,10 +70,11 @@ typedef struct sp_config {
         bool use_nope; // always false: true is refused
     } sparse_config;
 
-    char *backend;   // auto, cpu, cuda
-    char *cpu_blas;  // auto, openblas, onednn
+    char *backend;      // auto, cpu, cuda
+    char *cpu_blas;     // auto, openblas, onednn
     char *cuda_kernels; // auto, portable
-    int64_t threads; // 0: the cores divided by the ranks of the host
+    char *transfer;     // auto, or a kind of kernels/decode.h
+    int64_t threads;    // 0: the cores divided by the ranks of the host
     bool deterministic;
 
     int64_t save_every_steps, keep_last, keep_every;

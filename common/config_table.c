@@ -104,6 +104,9 @@ const sp_option sp_options[] = {
          "matrix product of the CPU backend; auto: the fastest, measured at start"),
     WORD("cuda_kernels", "auto", "auto portable", FIXED, cuda_kernels,
          "portable: the kernels for compute capability 8.0 on any card; auto: the fastest ones"),
+    WORD("transfer", "auto", "auto kernel wide resident bulk batch loop gather", CHANGES, transfer,
+         "how blocks get from host memory to the GPU when serving; auto: the fastest, measured at "
+         "start"),
     INT("threads", "0", 0, 65536, "", CHANGES, threads,
         "CPU threads of each rank; 0: the cores divided by the ranks of the host"),
     BOOL("deterministic", FIXED, deterministic, "fixed order of every reduction"),

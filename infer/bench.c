@@ -1,17 +1,7 @@
-// sparda bench decode and transfer; docs/performance of what is printed:
+// sparda bench decode and transfer; what is printed:
 //
-// decode   Every mode of inference.md section 4 at one context length, by batch and slots. The
-//          model's weights are real or random, KV blocks and compressed keys random; the chosen
-//          blocks come from a seeded process in which a share --miss of a layer's k*Hkv units is
-//          new each step, so that modes differ by how they serve, not by what they choose. (Scores
-//          and the cut of the list are computed all the same.) Resident modes choose by score.
-//          Timed: device time between the ends of consecutive steps, after --warmup steps.
-//   roofline, ms  sum over layers of E (inline: E + T; ahead: max(E, T)) plus the head, where
-//          E = bytes that must be read once / measured copy rate of device memory, and
-//          T = units that really missed x unit bytes / rate of one 256 MiB pinned copy.
-//          Bytes: all weights, listed units (dense: all), compressed or partial keys.
-//   hidden  1 - (t_ahead - t_nocopy) / (t_inline - t_nocopy), T3 of 5.4; its cap min(1, E/T) with
-//          E = t_nocopy / layers and T = (t_inline - t_nocopy) / layers.
+// decode   Every mode of inference.md section 4 at one context length, by batch and slots, as
+//          measure.h says, with the roofline there; hidden is T3 of 5.4 beside its cap.
 //
 // transfer The engine alone: random units of a pinned pool, by kind, thread blocks and list length.
 #include "infer/bench.h"
@@ -21,7 +11,7 @@
 #include "common/json.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "infer/infer.h"
+#include "infer/measure.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -152,11 +142,6 @@ static sp_status parse(int argc, char **argv, serving_args *a) {
                            decode ? "decode" : "transfer");
 }
 
-static int ascending(const void *x, const void *y) {
-    double a = *(const double *)x, b = *(const double *)y;
-    return (a > b) - (a < b);
-}
-
 // ---- decode -------------------------------------------------------------------------------------
 
 typedef struct decode_bench {
@@ -167,8 +152,7 @@ typedef struct decode_bench {
     sp_layer_weights *layers;
     sp_forecast forecast;
     sp_forecast_device weights;
-    double hbm_gbps, link_gbps; // measured
-    double *ms;
+    sp_ceilings ceilings;
 } decode_bench;
 
 // Layer l of N from a base of n: the first, the last, and the middle ones in turn.
@@ -192,183 +176,51 @@ static sp_status stretch_model(decode_bench *b) {
     return sp_forecast_upload(b->be, &b->forecast, &b->weights);
 }
 
-// Bytes read and written by a copy inside device memory, and a long copy from pinned memory.
-static sp_status measure_ceilings(decode_bench *b) {
-    enum { RUNS = 7 };
-    const int64_t rows = 1 << 14, cols = 1 << 14; // 1 GiB
-    sp_tensor from = {0}, to = {0};
-    double ms[RUNS];
-    sp_status st = SP_OK;
-    sp_transfer_bench *t = NULL;
-    sp_transfer_result r;
-    SP_GO(sp_tensor_alloc(b->be, SP_F32, rows, cols, "a benchmark tensor", &from));
-    SP_GO(sp_tensor_alloc(b->be, SP_F32, rows, cols, "a benchmark tensor", &to));
-    for (int i = -2; i < RUNS; i++) {
-        double start = sp_now();
-        for (int n = 0; n < 4; n++) SP_GO(sp_copy(to, from));
-        SP_GO(sp_backend_synchronize(b->be));
-        if (i >= 0) ms[i] = 1e3 * (sp_now() - start) / 4;
-    }
-    qsort(ms, RUNS, sizeof *ms, ascending);
-    b->hbm_gbps = 8e-6 * (double)(rows * cols) / ms[RUNS / 2];
-    SP_GO(sp_transfer_bench_open(b->be, (int64_t)512 << 20, 32768, 64, &t));
-    SP_GO(sp_transfer_bench_run(
-        t,
-        &(sp_transfer_case){
-            .kind = SP_TRANSFER_KERNEL, .ctas = 8, .units = 64, .unit_bytes = 32768, .repeats = 3},
-        &r));
-    b->link_gbps = r.reference_gbps;
-done:
-    sp_transfer_bench_close(t);
-    sp_tensor_free(&from);
-    sp_tensor_free(&to);
-    return st;
-}
-
-static double bytes_of(sp_tensor t) {
-    return (double)(t.rows * t.cols * sp_dtype_size(t.dtype));
-}
-
-typedef struct limits {
-    double layer_ms, head_ms;  // E, and what comes once a step
-    double unit_bytes, listed; // units a layer
-} limits;
-
-static limits compute_limits(const decode_bench *b, sp_infer_mode mode, int64_t batch) {
-    const sp_model_desc *d = &b->desc;
-    sp_selection s = sp_model_selection(d, true);
-    const sp_layer_weights *w = &b->layers[1 < d->layers ? 1 : 0];
-    double kv = (double)(d->heads.kv_heads * d->heads.head_dim),
-           unit = 4.0 * (double)(s.block * d->heads.head_dim);
-    double bytes = bytes_of(w->qkv) + bytes_of(w->o) + bytes_of(w->gate_up) + bytes_of(w->down);
-    double blocks = ceil((double)b->a->context / (double)s.block);
-    double listed = mode == SP_MODE_DENSE ? blocks : fmin(blocks, (double)s.topk);
-    double windows = (double)sp_windows(sp_deployed_grid(d), b->a->context);
-    bytes += (double)(batch * d->heads.kv_heads) * listed * unit;
-    if (sp_infer_mode_forecasts(mode)) bytes += bytes_of(b->weights.w[0]);
-    if (mode == SP_MODE_INFINIGEN)
-        bytes +=
-            (double)batch * (double)b->a->context * (double)d->heads.kv_heads * 64 + bytes_of(w->o);
-    else if (mode != SP_MODE_DENSE)
-        bytes += (double)batch * windows * kv * 2;
-    return (limits){.layer_ms = bytes / b->hbm_gbps * 1e-6,
-                    .head_ms = bytes_of(b->model.head) / b->hbm_gbps * 1e-6,
-                    .unit_bytes = unit,
-                    .listed = listed * (double)(batch * d->heads.kv_heads)};
-}
-
-typedef struct measured {
-    double p50, p99, ms_copies_off;
-    double missed; // units a layer and step
-    double wanted;
-} measured;
-
-static sp_status timed(decode_bench *b, sp_infer *e, measured *out, bool copies) {
-    const serving_args *a = b->a;
-    sp_decode *d = sp_infer_decode(e);
-    sp_decode_suppress_copies(d, !copies);
-    sp_infer_recapture(e);
-    if (a->warmup) SP_TRY(sp_infer_timed_steps(e, a->warmup, b->ms));
-    SP_TRY(sp_decode_count_reset(d));
-    SP_TRY(sp_infer_timed_steps(e, a->steps, b->ms));
-    if (!copies) {
-        qsort(b->ms, (size_t)a->steps, sizeof *b->ms, ascending);
-        out->ms_copies_off = b->ms[a->steps / 2];
-        return SP_OK;
-    }
-    int64_t away = 0;
-    for (int64_t l = 1; l < b->desc.layers; l++, away++) {
-        sp_decode_counters c;
-        SP_TRY(sp_decode_count(d, l, &c));
-        out->missed += (double)c.missed / (double)a->steps;
-        out->wanted += (double)c.wanted / (double)a->steps;
-    }
-    if (away) out->missed /= (double)away, out->wanted /= (double)away;
-    qsort(b->ms, (size_t)a->steps, sizeof *b->ms, ascending);
-    out->p50 = b->ms[a->steps / 2];
-    out->p99 = b->ms[(int64_t)(0.99 * (double)(a->steps - 1) + 0.5)];
-    return SP_OK;
-}
-
-// Projections of InfiniGen: speed does not depend on their values.
-static sp_status some_projections(decode_bench *b, sp_infer *e) {
-    int64_t n = b->desc.heads.kv_heads * b->desc.heads.head_dim * 32;
-    float *p;
-    SP_TRY(sp_alloc(&p, n, sizeof *p, "projections"));
-    uint64_t state = 3;
-    for (int64_t i = 0; i < n; i++) p[i] = (float)(sp_uniform(&state) - 0.5) * 0.1f;
-    sp_status st = SP_OK;
-    for (int64_t l = 0; l < b->desc.layers && st == SP_OK; l++)
-        st = sp_decode_set_projection(sp_infer_decode(e), l, p);
-    free(p);
-    return st;
-}
-
-static sp_status run_engine(decode_bench *b, sp_infer_mode mode, int64_t batch, int64_t slots,
-                            measured *out, char **transfer, sp_infer_memory *memory) {
-    const serving_args *a = b->a;
-    int64_t total = 2 * (a->warmup + a->steps) + 1;
-    sp_infer_args args = {.model = &b->model,
-                          .forecast = &b->weights,
-                          .mode = mode,
-                          .batch = batch,
-                          .max_tokens = a->context + total,
-                          .slots = slots,
-                          .allow_longer = true,
-                          .transfer = a->chosen,
-                          .ctas = a->ctas.value[0],
-                          .host_bytes = a->host_gib << 30};
-    sp_infer *e;
-    if (a->home_gib > 0 && sp_infer_mode_offloads(mode)) {
-        sp_infer_memory m;
-        SP_TRY(sp_infer_predict(&args, &m));
-        double each = (double)m.decode.home / (double)(b->desc.layers - 1);
-        args.home_layers = (int64_t)fmax(1, floor(a->home_gib * 0x1p30 / each));
-    }
-    SP_TRY(sp_infer_open(&args, &e));
-    sp_status st = SP_OK;
-    uint64_t state = 1;
-    sp_infer_allocated(e, memory);
-    SP_GO(sp_decode_randomise(sp_infer_decode(e), 7));
-    if (mode == SP_MODE_INFINIGEN) SP_GO(some_projections(b, e));
-    for (int64_t s = 0; s < batch; s++)
-        SP_GO(sp_infer_start(e, s, a->context,
-                             (int32_t)(sp_splitmix64(&state) % (uint64_t)b->desc.vocab)));
-    SP_GO(sp_decode_synthetic(sp_infer_decode(e), a->miss, 11));
-    SP_GO(timed(b, e, out, true));
-    if (mode == SP_MODE_SPARDA || mode == SP_MODE_INFINIGEN) SP_GO(timed(b, e, out, false));
-    *transfer = sp_strdup(sp_infer_transfer(e));
-done:
-    sp_infer_close(e);
-    return st;
-}
-
-static void add_row(json_t *results, const decode_bench *b, sp_infer_mode mode, int64_t batch,
-                    int64_t slots, const measured *m, const limits *l, double roofline,
-                    double copy_ms, const char *transfer, const sp_infer_memory *memory) {
-    const serving_args *a = b->a;
-    json_t *o = json_pack(
-        "{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:f, s:f, s:f, s:f, s:f, s:f, "
-        "s:f, s:s, s:I, s:I}",
-        "name", "decode", "mode", sp_infer_mode_name(mode), "shape",
-        json_sprintf("%s, %lld layers", b->desc.name, (long long)b->desc.layers), "len",
-        (json_int_t)a->context, "batch", (json_int_t)batch, "slots", (json_int_t)slots, "layers",
-        (json_int_t)b->desc.layers, "ms_median", m->p50, "ms_p99", m->p99, "decode_tok_s",
-        1e3 * (double)batch / m->p50, "n", (json_int_t)a->steps, "miss",
-        m->wanted > 0 ? m->missed / m->wanted : 0.0, "units_per_layer", m->missed,
-        "copy_ms_per_layer", copy_ms, "limit_ms_per_layer", l->layer_ms, "roofline_ms", roofline,
-        "share", roofline / m->p50, "ms_without_copies", m->ms_copies_off, "transfer", transfer,
-        "device_bytes", (json_int_t)memory->device, "host_bytes", (json_int_t)memory->host);
+static void add_row(json_t *results, const decode_bench *b, const sp_decode_measurement *m,
+                    const sp_decode_speed *s, double hidden, double cap) {
+    const sp_infer_args *e = &m->engine;
+    json_t *o = json_pack("{s:s, s:s, s:o, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:I, s:f, s:f}",
+                          "name", "decode", "mode", sp_infer_mode_name(e->mode), "shape",
+                          json_sprintf("%s, %lld layers", b->desc.name, (long long)b->desc.layers),
+                          "len", (json_int_t)m->context, "batch", (json_int_t)e->batch, "slots",
+                          (json_int_t)e->slots, "layers", (json_int_t)b->desc.layers, "ms_median",
+                          s->ms_p50, "ms_p99", s->ms_p99, "decode_tok_s",
+                          1e3 * (double)e->batch / s->ms_p50, "n", (json_int_t)m->steps,
+                          "units_per_layer", s->units_missed, "miss",
+                          s->units_wanted > 0 ? s->units_missed / s->units_wanted : 0.0);
+    json_t *more = json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:o, s:o, s:s, s:I, s:I}", "limit_ms_per_layer", s->e_min_ms,
+        "copy_ms_per_layer", s->t_min_ms, "roofline_ms", s->roofline_ms, "share",
+        s->roofline_ms / s->ms_p50, "ms_without_copies", s->ms_without_copies, "hidden",
+        isfinite(hidden) ? json_real(hidden) : json_null(), "hidden_cap",
+        isfinite(cap) ? json_real(cap) : json_null(), "transfer", s->transfer, "device_bytes",
+        (json_int_t)s->memory.device, "host_bytes", (json_int_t)s->memory.host);
+    if (o && more) json_object_update(o, more);
+    json_decref(more);
     if (o) json_array_append_new(results, o);
 }
 
 static sp_status one_cell(decode_bench *b, sp_infer_mode mode, int64_t batch, int64_t slots,
                           double *inline_ms, json_t *results) {
-    measured m = {0};
-    char *transfer = NULL;
-    sp_infer_memory memory = {0};
+    const serving_args *a = b->a;
+    const sp_decode_measurement m = {.engine = {.model = &b->model,
+                                                .forecast = &b->weights,
+                                                .mode = mode,
+                                                .batch = batch,
+                                                .slots = slots,
+                                                .allow_longer = true,
+                                                .transfer = a->chosen,
+                                                .ctas = a->ctas.value[0],
+                                                .host_bytes = a->host_gib << 30},
+                                     .context = a->context,
+                                     .steps = a->steps,
+                                     .warmup = a->warmup,
+                                     .miss = a->miss,
+                                     .home_bytes = a->home_gib * 0x1p30,
+                                     .ceilings = b->ceilings};
+    sp_decode_speed s;
     sp_progress("decode %s, batch %lld", sp_infer_mode_name(mode), (long long)batch);
-    sp_status st = run_engine(b, mode, batch, slots, &m, &transfer, &memory);
+    sp_status st = sp_measure_decode(&m, &s);
     sp_progress("%s", "");
     if (st == SP_ENVIRONMENT && strstr(sp_error_text(), "largest batch that fits")) {
         sp_info("  %-18s %5lld %6lld  %s", sp_infer_mode_name(mode), (long long)batch,
@@ -377,25 +229,21 @@ static sp_status one_cell(decode_bench *b, sp_infer_mode mode, int64_t batch, in
         return SP_OK;
     }
     SP_TRY(st);
-    limits l = compute_limits(b, mode, batch);
-    double T = sp_infer_mode_offloads(mode) ? m.missed * l.unit_bytes / b->link_gbps * 1e-6 : 0;
-    bool ahead = mode == SP_MODE_SPARDA || mode == SP_MODE_INFINIGEN;
-    double N = (double)b->desc.layers;
-    double roofline = l.head_ms + l.layer_ms + // layer 0 is resident
-                      (N - 1) * (ahead ? fmax(l.layer_ms, T) : l.layer_ms + T);
-    char hidden[64] = "";
-    if (mode == SP_MODE_FORECAST_INLINE) *inline_ms = m.p50;
-    if (mode == SP_MODE_SPARDA && *inline_ms > m.ms_copies_off) {
-        double copies = *inline_ms - m.ms_copies_off;
-        snprintf(hidden, sizeof hidden, "%.2f of %.2f", 1 - (m.p50 - m.ms_copies_off) / copies,
-                 fmin(1, m.ms_copies_off / copies));
+    double hidden = NAN, cap = NAN;
+    char text[64] = "";
+    if (mode == SP_MODE_FORECAST_INLINE) *inline_ms = s.ms_p50;
+    if (mode == SP_MODE_SPARDA && *inline_ms > s.ms_without_copies) {
+        hidden = sp_hidden_share(s.ms_p50, *inline_ms, s.ms_without_copies);
+        cap = sp_hidden_cap(*inline_ms, s.ms_without_copies);
+        snprintf(text, sizeof text, "%.2f of %.2f", hidden, cap);
     }
-    sp_info("  %-18s %5lld %6lld %8.3f %8.3f %8.0f %7.3f %8.3f %6.1f%% %6.1f%% %9.3f  %s",
-            sp_infer_mode_name(mode), (long long)batch, (long long)slots, m.p50, m.p99,
-            1e3 * (double)batch / m.p50, T, roofline, 100 * roofline / m.p50,
-            m.wanted > 0 ? 100 * m.missed / m.wanted : 0, m.ms_copies_off, hidden);
-    add_row(results, b, mode, batch, slots, &m, &l, roofline, T, transfer ? transfer : "", &memory);
-    free(transfer);
+    sp_info("  %-18s %5lld %6lld %8.3f %8.3f %8.0f %7.3f %7.3f %8.3f %6.1f%% %6.1f%% %9.3f  %s",
+            sp_infer_mode_name(mode), (long long)batch, (long long)slots, s.ms_p50, s.ms_p99,
+            1e3 * (double)batch / s.ms_p50, s.e_min_ms, s.t_min_ms, s.roofline_ms,
+            100 * s.roofline_ms / s.ms_p50,
+            s.units_wanted > 0 ? 100 * s.units_missed / s.units_wanted : 0, s.ms_without_copies,
+            text);
+    add_row(results, b, &m, &s, hidden, cap);
     return SP_OK;
 }
 
@@ -405,9 +253,7 @@ static sp_status run_decode(decode_bench *b, json_t *results) {
     SP_TRY(
         sp_model_load(b->be, b->described, &(sp_model_load_options){.progress = true}, &b->loaded));
     SP_TRY(stretch_model(b));
-    SP_TRY(measure_ceilings(b));
-    SP_TRY(
-        sp_alloc(&b->ms, a->steps > a->warmup ? a->steps : a->warmup + 1, sizeof *b->ms, "times"));
+    SP_TRY(sp_measure_ceilings(b->be, &b->ceilings));
     int64_t k = sp_model_selection(&b->desc, true).topk;
     sp_number_list slots = a->slots;
     if (slots.n == 0) slots = (sp_number_list){{k}, 1};
@@ -416,9 +262,9 @@ static sp_status run_decode(decode_bench *b, json_t *results) {
         b->desc.name, (long long)b->desc.layers, (long long)b->described->layers,
         (long long)a->context, (long long)k, 100 * a->miss);
     sp_info("ceilings    device memory %.0f GB/s (copy, read and write), link %.1f GB/s (256 MiB)",
-            b->hbm_gbps, b->link_gbps);
-    sp_info("  %-18s %5s %6s %8s %8s %8s %7s %8s %7s %7s %9s  %s", "mode", "batch", "slots",
-            "ms p50", "ms p99", "tok/s", "T ms", "roofline", "share", "missed", "no copies",
+            b->ceilings.device_gbps, b->ceilings.link_gbps);
+    sp_info("  %-18s %5s %6s %8s %8s %8s %7s %7s %8s %7s %7s %9s  %s", "mode", "batch", "slots",
+            "ms p50", "ms p99", "tok/s", "E ms", "T ms", "roofline", "share", "missed", "no copies",
             "hidden of cap");
     for (int64_t i = 0; i < a->batch.n; i++)
         for (int64_t s = 0; s < slots.n; s++) {
@@ -439,7 +285,6 @@ static sp_status bench_decode(sp_backend *be, const serving_args *a, json_t *res
     sp_forecast_device_free(&b.weights);
     sp_forecast_free(&b.forecast);
     free(b.layers);
-    free(b.ms);
     sp_model_free(b.loaded);
     sp_model_desc_free(b.described);
     return st;

@@ -131,12 +131,29 @@ static void sizes(const sp_infer_args *a, sp_infer_memory *m) {
     m->weights = a->model->desc->weight_bytes;
 }
 
-static bool fits(const sp_infer_args *a, int64_t batch, const sp_infer_memory *free_now) {
+typedef struct room {
+    int64_t device, host;
+} room;
+
+static bool fits(const sp_infer_args *a, int64_t batch, room r) {
     sp_infer_args b = *a;
     sp_infer_memory m;
     b.batch = batch;
     sizes(&b, &m);
-    return m.device <= free_now->device_free && m.host <= free_now->host_free;
+    return m.device <= r.device && m.host <= r.host;
+}
+
+static int64_t largest_batch(const sp_infer_args *a, room r) {
+    int64_t high = 1;
+    while (high < 1 << 16 && fits(a, high, r)) high *= 2;
+    for (int64_t low = high / 2; high - low > 1;) { // `low` fits (or is 0), `high` does not
+        int64_t middle = (low + high) / 2;
+        if (fits(a, middle, r))
+            low = middle;
+        else
+            high = middle;
+    }
+    return high - 1;
 }
 
 sp_status sp_infer_predict(const sp_infer_args *a, sp_infer_memory *out) {
@@ -146,17 +163,11 @@ sp_status sp_infer_predict(const sp_infer_args *a, sp_infer_memory *out) {
     SP_TRY(sp_decode_free_memory(a->model->backend, &out->device_free));
     out->device_free = out->device_free > KEEP ? out->device_free - KEEP : 0;
     out->host_free = a->host_bytes ? a->host_bytes : host_free();
-    out->fits = fits(a, a->batch, out);
-    int64_t high = 1;
-    while (high < 1 << 16 && fits(a, high, out)) high *= 2;
-    for (int64_t low = high / 2; high - low > 1;) { // `low` fits (or is 0), `high` does not
-        int64_t middle = (low + high) / 2;
-        if (fits(a, middle, out))
-            low = middle;
-        else
-            high = middle;
-    }
-    out->max_batch = high - 1;
+    const room r = {out->device_free, out->host_free};
+    out->fits = fits(a, a->batch, r);
+    out->max_batch = largest_batch(a, r);
+    out->max_batch_device = largest_batch(a, (room){r.device, INT64_MAX});
+    out->max_batch_host = largest_batch(a, (room){INT64_MAX, r.host});
     return SP_OK;
 }
 

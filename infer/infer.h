@@ -62,7 +62,7 @@ typedef struct sp_infer_memory {
     int64_t weights;   // already loaded; not part of the sums
     int64_t device, host;
     int64_t device_free, host_free;
-    int64_t max_batch;
+    int64_t max_batch, max_batch_device, max_batch_host; // of both; of each alone
     bool fits;
 } sp_infer_memory;
 sp_status sp_infer_predict(const sp_infer_args *a, sp_infer_memory *out);

@@ -3,6 +3,7 @@
 #define SPARDA_INFER_PRIVATE_H
 
 #include "infer/infer.h"
+#include "infer/infinigen.h"
 
 struct sp_infer {
     sp_infer_args a;
@@ -24,8 +25,6 @@ struct sp_infer {
     sp_tensor gate_up, act;
     sp_tensor logits; // F32 [B, V]
 };
-
-enum { SP_INFINIGEN_CHANNELS = 32 };
 
 // One token through all layers, on the streams of e->d.
 sp_status sp_infer_issue_step(sp_infer *e);

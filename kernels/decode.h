@@ -219,6 +219,7 @@ sp_status sp_transfer_bench_open(sp_backend *be, int64_t pool_bytes, int64_t uni
                                  int64_t max_units, sp_transfer_bench **out);
 sp_status sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c,
                                 sp_transfer_result *out);
+double sp_transfer_bench_reference(const sp_transfer_bench *b); // GB/s of one 256 MiB copy
 void sp_transfer_bench_close(sp_transfer_bench *b);
 // The kind and number of thread blocks to use for lists of `units`: the fastest of those that a
 // graph can hold; among those within 3% the one with the fewest thread blocks. `report`, if not

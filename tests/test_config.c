@@ -243,8 +243,8 @@ static void wrong_keys(void **state) {
                 "unknown key 'sparse_config.block_sise'; did you mean 'sparse_config.block_size'?");
     one_mistake("Seed: 5\n", "1:1", "unknown key 'Seed'; did you mean 'seed'?");
     // later work is not accepted in advance
-    one_mistake("transfer: {}\n", "1:1",
-                "unknown key 'transfer'; 'sparda train --help' lists the keys");
+    one_mistake("telemetry: {}\n", "1:1",
+                "unknown key 'telemetry'; 'sparda train --help' lists the keys");
     one_mistake("\"\": 1\n", "1:1", "unknown key ''; 'sparda train --help' lists the keys");
     one_mistake("lr: 1\nlr: 1\n", "2:1", "key 'lr' is repeated; it is already in line 1");
     one_mistake("sparse_config: {topk: 1}\nsparse_config:\n  topk: 1\n", "3:3",
@@ -635,7 +635,8 @@ static void comparison(void **state) {
                     "micro_batch=2",
                     "max_nonfinite_steps=3",
                     "steps=7",
-                    "allow_longer=true"};
+                    "allow_longer=true",
+                    "transfer=kernel"};
     char *other[] = {"base=/n",
                      "data=[{path: /d, proportion: 1}]",
                      "seed=43",
@@ -649,7 +650,7 @@ static void comparison(void **state) {
                      "backend=cpu",
                      "cuda_kernels=portable",
                      "deterministic=true"};
-    sp_config *a = load_sets(old, 3), *b = load_sets(same, 18), *c = load_sets(other, 13);
+    sp_config *a = load_sets(old, 3), *b = load_sets(same, 19), *c = load_sets(other, 13);
     sp_problems p = {0};
     sp_config_compare(a, b, &p);
     assert_int_equal(p.count, 0);

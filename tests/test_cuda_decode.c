@@ -10,6 +10,7 @@
 
 #if SPARDA_HAVE_CUDA
 #include "common/util.h"
+#include "infer/infinigen.h"
 #include "kernels/backend.h"
 #include "kernels/decode.h"
 #include "tests/golden.h"
@@ -71,6 +72,7 @@ typedef struct fixture {
     sp_decode *d;
     int64_t blocks, unit, kv_cols, q_cols;
     float *keys[LAYERS][BATCH]; // compressed, host
+    float *partial[LAYERS][BATCH];
 } fixture;
 
 static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
@@ -88,7 +90,8 @@ static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
                         .resident = 0,
                         .transfer = kind,
                         .ctas = 4,
-                        .original = true};
+                        .original = true,
+                        .channels = 32};
     sp_decode_bytes predicted, taken;
     sp_decode_predict(&a, &predicted);
     assert_ok(sp_decode_open(gpu, &a, &f.d));
@@ -101,6 +104,10 @@ static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
             t = random_tensor(view.rows, view.cols, 1, &f.keys[l][b]);
             assert_ok(sp_copy(view, t));
             sp_tensor_free(&t);
+            view = sp_decode_partial(f.d, l, b);
+            t = random_tensor(view.rows, view.cols, 1, &f.partial[l][b]);
+            assert_ok(sp_copy(view, t));
+            sp_tensor_free(&t);
         }
     for (int64_t b = 0; b < BATCH; b++) assert_ok(sp_decode_set(f.d, b, c->tokens[b], 0));
     return f;
@@ -108,50 +115,63 @@ static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
 
 static void close_fixture(fixture *f) {
     for (int64_t l = 0; l < LAYERS; l++)
-        for (int64_t b = 0; b < BATCH; b++) free(f->keys[l][b]);
+        for (int64_t b = 0; b < BATCH; b++) free(f->keys[l][b]), free(f->partial[l][b]);
     sp_decode_close(f->d);
 }
 
 // ---- selection ----------------------------------------------------------------------------------
 
-typedef enum source { FORECAST, ORIGINAL } source;
+typedef enum source { FORECAST, ORIGINAL, PARTIAL } source;
+static const char *const source_name[] = {"forecast", "original", "partial"};
 
-// Window scores of one (sequence, head) in double, and a bound for their error in fp32.
-static double window_scores(const fixture *f, source how, int64_t layer, int64_t b, int64_t h,
-                            const float *x, int64_t windows, double *out) {
-    const shape *c = f->c;
-    int64_t d = c->heads.head_dim, G = c->heads.q_heads / c->heads.kv_heads;
-    const float *keys = f->keys[layer][b] + h * d;
-    double bound = 0;
-    for (int64_t j = 0; j < windows; j++) out[j] = 0;
-    int64_t rows = how == FORECAST ? 1 : G;
-    double *z = malloc((size_t)(windows + 1) * sizeof *z);
-    for (int64_t g = 0; g < rows; g++) {
-        const float *row =
-            how == FORECAST ? x + b * f->kv_cols + h * d : x + b * f->q_cols + (h * G + g) * d;
+// x . y in double; *size grows to 2 n eps sum|x y|, which bounds the error of the sum in fp32.
+static double dot(const float *x, const float *y, int64_t n, double *bound) {
+    double sum = 0, size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        sum += (double)x[i] * y[i];
+        size += fabs((double)x[i] * y[i]);
+    }
+    *bound = fmax(*bound, 2 * (double)n * 0x1p-24 * size);
+    return sum;
+}
+
+// Sum over the group's heads of the probabilities of windows [0, n).
+static void original_scores(const fixture *f, const float *keys, const float *q, int64_t n,
+                            double *out) {
+    int64_t d = f->c->heads.head_dim, G = f->c->heads.q_heads / f->c->heads.kv_heads;
+    double *z = malloc((size_t)(n + 1) * sizeof *z), unused = 0;
+    for (int64_t g = 0; g < G; g++) {
         double best = -INFINITY, sum = 0;
-        for (int64_t j = 0; j < windows; j++) {
-            double dot = 0, size = 0;
-            for (int64_t i = 0; i < d; i++) {
-                dot += (double)row[i] * keys[j * f->kv_cols + i];
-                size += fabs((double)row[i] * keys[j * f->kv_cols + i]);
-            }
-            z[j] = how == FORECAST ? dot : dot / sqrt((double)d);
+        for (int64_t j = 0; j < n; j++) {
+            z[j] = dot(q + g * d, keys + j * f->kv_cols, d, &unused) / sqrt((double)d);
             best = fmax(best, z[j]);
-            // 2 d eps sum|f c|, as the validation pass allows
-            if (how == FORECAST) bound = fmax(bound, 2 * (double)d * 0x1p-24 * size);
         }
-        if (how == FORECAST) {
-            memcpy(out, z, (size_t)windows * sizeof *z);
-            continue;
-        }
-        for (int64_t j = 0; j < windows; j++) sum += exp(z[j] - best);
-        for (int64_t j = 0; j < windows; j++) out[j] += exp(z[j] - best) / sum;
+        for (int64_t j = 0; j < n; j++) sum += exp(z[j] - best);
+        for (int64_t j = 0; j < n; j++) out[j] += exp(z[j] - best) / sum;
     }
     free(z);
-    if (how == ORIGINAL) { // of probabilities: the logits' error, relative
-        bound = 0;
-        for (int64_t j = 0; j < windows; j++) bound = fmax(bound, 1e-5 * out[j]);
+}
+
+// Scores of windows [0, n) of one (sequence, head) in double, and a bound for their error in fp32.
+static double window_scores(const fixture *f, source how, int64_t layer, int64_t b, int64_t h,
+                            const float *x, int64_t n, double *out) {
+    int64_t d = f->c->heads.head_dim, G = f->c->heads.q_heads / f->c->heads.kv_heads;
+    int64_t wide = f->c->heads.kv_heads * 32;
+    const float *keys = f->keys[layer][b] + h * d, *partial = f->partial[layer][b] + h * 32;
+    double bound = 0;
+    for (int64_t j = 0; j < n; j++) out[j] = 0;
+    if (how == ORIGINAL) {
+        original_scores(f, keys, x + b * f->q_cols + h * G * d, n, out);
+        for (int64_t j = 0; j < n; j++)
+            bound = fmax(bound, 1e-5 * out[j]); // of the logits, relative
+        return bound;
+    }
+    for (int64_t j = 0; j < n && how == FORECAST; j++)
+        out[j] = dot(x + b * f->kv_cols + h * d, keys + j * f->kv_cols, d, &bound);
+    for (int64_t j = 0; j < n && how == PARTIAL; j++) {
+        out[j] = -INFINITY;
+        for (int64_t t = j * f->c->grid.stride; t < (j + 1) * f->c->grid.stride; t++)
+            out[j] = fmax(out[j], dot(x + b * wide + h * 32, partial + t * wide, 32, &bound));
     }
     return bound;
 }
@@ -261,11 +281,14 @@ static void check_selection(const shape *c, source how, sp_transfer_kind kind, i
             float *x;
             // Equal scores now and then: the lowest blocks must win.
             bool equal = step % 5 == 2;
-            sp_tensor t =
-                random_tensor(BATCH, how == FORECAST ? f.kv_cols : f.q_cols, equal ? 0 : 1, &x);
+            int64_t cols = how == FORECAST   ? f.kv_cols
+                           : how == ORIGINAL ? f.q_cols
+                                             : c->heads.kv_heads * 32;
+            sp_tensor t = random_tensor(BATCH, cols, equal ? 0 : 1, &x);
             bool ahead = l == 1;
-            assert_ok(how == FORECAST ? sp_decode_select_forecast(f.d, l, t)
-                                      : sp_decode_select_original(f.d, l, t));
+            assert_ok(how == FORECAST   ? sp_decode_select_forecast(f.d, l, t)
+                      : how == ORIGINAL ? sp_decode_select_original(f.d, l, t)
+                                        : sp_decode_select_partial(f.d, l, t));
             assert_ok(sp_decode_transfer(f.d, l, ahead));
             if (ahead) assert_ok(sp_decode_transfer_wait(f.d, l));
             assert_ok(sp_decode_lists(f.d, l, blocks, slots));
@@ -286,8 +309,8 @@ static void check_selection(const shape *c, source how, sp_transfer_kind kind, i
         }
         assert_ok(sp_decode_advance(f.d, logits)); // positions and step + 1
     }
-    printf("    %-22s %-9s by %-9s %lld units copied\n", c->name,
-           how == FORECAST ? "forecast" : "original", sp_transfer_name(kind), (long long)copied);
+    printf("    %-22s %-9s by %-9s %lld units copied\n", c->name, source_name[how],
+           sp_transfer_name(kind), (long long)copied);
     assert_int_equal(wrong, 0);
     assert_true(copied > 0);
     for (int64_t i = 0; i < LAYERS * pairs; i++) free(sim[i].held), free(sim[i].used);
@@ -301,6 +324,7 @@ static void selection_and_slots(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check_selection(&shapes[i], FORECAST, SP_TRANSFER_KERNEL, small ? 3 : 40);
         check_selection(&shapes[i], ORIGINAL, SP_TRANSFER_KERNEL, small ? 2 : 12);
+        check_selection(&shapes[i], PARTIAL, SP_TRANSFER_KERNEL, small ? 2 : 12);
     }
 }
 
@@ -549,8 +573,13 @@ static void ways_of_serving(void **state) {
     assert_same("original selector, offloaded", &sparse, &away, false);
     assert_int_equal(sparse.unequal_compressed, 0);
     if (!small) assert_true(sp_serve_first_difference(&sparse, &home, false) >= 0);
-    sp_serve_run *all[] = {&home, &inlined, &ahead, &live, &more, &wide, &sparse, &away};
-    for (int i = 0; i < 8; i++) sp_serve_free(all[i]);
+    sp_serve_run proxy = serve(SP_MODE_INFINIGEN, K, 0, false, false, steps, NULL);
+    sp_serve_run again = serve(SP_MODE_INFINIGEN, K, 48, true, false, steps, NULL);
+    assert_same("InfiniGen with 48 slots, no graph", &proxy, &again, false);
+    if (!small) assert_true(sp_serve_first_difference(&proxy, &home, false) >= 0);
+    sp_serve_run *all[] = {&home, &inlined, &ahead, &live,  &more,
+                           &wide, &sparse,  &away,  &proxy, &again};
+    for (int i = 0; i < 10; i++) sp_serve_free(all[i]);
 }
 
 // Logits of the CPU engine for the same tokens, [steps][PROMPTS][V].
@@ -641,12 +670,56 @@ static void bad_input(void **state) {
     sp_infer_close(e);
 }
 
+// On an orthogonal basis nothing is lost: with as many channels as dimensions dot products would
+// stay. Queries that lie in a plane of 32 dimensions must be found exactly.
+static void infinigen_basis(void **state) {
+    (void)state;
+    const sp_heads heads = {4, 2, 64};
+    enum { ROWS = 100, D = 64, KEEP = 32 };
+    float *q = malloc(ROWS * 4 * D * sizeof *q), *p = malloc(2 * D * KEEP * sizeof *p),
+          plane[2][KEEP][D];
+    for (int h = 0; h < 2; h++)
+        for (int c = 0; c < KEEP; c++)
+            for (int x = 0; x < D; x++) plane[h][c][x] = normal();
+    for (int r = 0; r < ROWS; r++)
+        for (int g = 0; g < 4; g++)
+            for (int x = 0; x < D; x++) q[(r * 4 + g) * D + x] = 0;
+    for (int r = 0; r < ROWS; r++)
+        for (int g = 0; g < 4; g++)
+            for (int c = 0; c < KEEP; c++) {
+                float a = normal();
+                for (int x = 0; x < D; x++) q[(r * 4 + g) * D + x] += a * plane[g / 2][c][x];
+            }
+    assert_ok(sp_infinigen_projection(&heads, q, ROWS, p));
+    for (int h = 0; h < 2; h++) {
+        for (int a = 0; a < KEEP; a++) // orthonormal
+            for (int b = 0; b < KEEP; b++) {
+                double sum = 0;
+                for (int x = 0; x < D; x++)
+                    sum += (double)p[(h * D + x) * KEEP + a] * p[(h * D + x) * KEEP + b];
+                assert_true(fabs(sum - (a == b)) < 1e-5);
+            }
+        for (int r = 0; r < ROWS; r++) { // the query is what its channels say
+            const float *row = q + (r * 4 + 2 * h) * D;
+            double all = 0, kept = 0;
+            for (int x = 0; x < D; x++) all += (double)row[x] * row[x];
+            for (int c = 0; c < KEEP; c++) {
+                double sum = 0;
+                for (int x = 0; x < D; x++) sum += (double)row[x] * p[(h * D + x) * KEEP + c];
+                kept += sum * sum;
+            }
+            assert_true(fabs(kept - all) < 1e-4 * all);
+        }
+    }
+    free(q), free(p);
+}
+
 static int run_all(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_layers),   cmocka_unit_test(selection_and_slots),
         cmocka_unit_test(every_transfer),  cmocka_unit_test(attention_over_slots),
         cmocka_unit_test(ways_of_serving), cmocka_unit_test(against_the_cpu_engine),
-        cmocka_unit_test(bad_input),
+        cmocka_unit_test(bad_input),       cmocka_unit_test(infinigen_basis),
     };
     assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
     int failed = cmocka_run_group_tests(tests, open_tiny, close_tiny);

@@ -10,6 +10,7 @@
 #define SPARDA_VALIDATE_PASS_H
 
 #include "data/dataset.h"
+#include "kernels/decode.h"
 #include "validate/engine.h"
 #include "validate/report.h"
 #include "validate/validate.h"
@@ -41,7 +42,9 @@ typedef struct sp_pass {
     int64_t *lengths, n_lengths;
     int64_t rows, samples; // text sequences and needle sequences per length
     uint64_t seed;
-    double noise_kl; // of P6, floor of Q4; NAN before
+    double noise_kl;           // of P6, floor of Q4; NAN before
+    int64_t decode_unequal;    // part of P5: compressed keys of the decode engine that differ
+    sp_transfer_kind transfer; // option `transfer`
     sp_report *report;
     sp_meter meter;
 } sp_pass;
@@ -95,6 +98,8 @@ sp_status sp_check_export(sp_report *r, const sp_model_desc *d, const char *weig
                           const sp_exported *x, bool *usable);
 
 sp_status sp_check_paths(sp_pass *p); // P1, P5, P6 (paths.c); P7 by sp_check_lookahead
+// P2 to P4, T, M (serving.c); on the CPU nothing: those checks are then skipped. Before the above.
+sp_status sp_check_serving(sp_pass *p);
 sp_status sp_check_lookahead(sp_pass *p);
 sp_status sp_skip_quality(sp_pass *p, const char *reason);
 sp_status sp_measure_quality(sp_pass *p); // Q1 to Q5, Q7 (quality.c)

@@ -226,6 +226,7 @@ static sp_status check_compressed(sp_pass *p, const sp_engine *e) {
         SP_GO(sp_download(sp_engine_compressed(e, l), b));
         for (int64_t i = 0; i < n * width; i++) differ += memcmp(&a[i], &b[i], sizeof *a) != 0;
     }
+    differ += p->decode_unequal;
     sp_check c = sp_check_blank("P5");
     c.value = (double)differ;
     c.threshold = 0;

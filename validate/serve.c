@@ -4,6 +4,7 @@
 #if SPARDA_HAVE_CUDA
 #include "common/hash.h"
 #include "common/util.h"
+#include "infer/infinigen.h"
 #include "validate/serve.h"
 
 #include <stdlib.h>
@@ -38,6 +39,31 @@ static int32_t most_likely(const float *logits, int64_t n) {
     return (int32_t)best;
 }
 
+// InfiniGen's bases, from the queries of a dense prefill of the prompt; the batch shares those of
+// its first sequence, as partial keys must not change later.
+typedef struct bases {
+    sp_infer *e;
+    const sp_model_desc *d;
+} bases;
+
+static sp_status set_basis(void *user, const sp_engine_layer *layer) {
+    enum { MOST_ROWS = 2048 };
+    bases *b = user;
+    int64_t d = b->d->heads.head_dim, n = layer->n < MOST_ROWS ? layer->n : MOST_ROWS;
+    float *q = NULL, *projection = NULL;
+    sp_status st = SP_OK;
+    SP_GO(sp_alloc(&q, n * layer->q.cols, sizeof *q, "queries"));
+    SP_GO(sp_alloc(&projection, b->d->heads.kv_heads * d * SP_INFINIGEN_CHANNELS,
+                   sizeof *projection, "projections"));
+    SP_GO(sp_download(sp_tensor_rows(layer->q, layer->n - n, n), q));
+    SP_GO(sp_infinigen_projection(&b->d->heads, q, n, projection));
+    SP_GO(sp_decode_set_projection(sp_infer_decode(b->e), layer->layer, projection));
+done:
+    free(q);
+    free(projection);
+    return st;
+}
+
 static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
     const sp_serve_prompt *p = &a->prompt[seq];
     const sp_model *m = a->engine.model;
@@ -50,8 +76,12 @@ static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
                                            .max_append = p->n,
                                            .allow_longer = a->engine.allow_longer},
                          &slow));
-    SP_GO(sp_engine_start(slow, &(sp_engine_run){.selector = selector_of(a->engine.mode),
-                                                 .forecast = a->engine.forecast}));
+    bases b = {e, m->desc};
+    sp_engine_run r = {.selector = selector_of(a->engine.mode), .forecast = a->engine.forecast};
+    if (a->engine.mode == SP_MODE_INFINIGEN)
+        r = (sp_engine_run){
+            .selector = SP_SELECT_DENSE, .probe = seq == 0 ? set_basis : NULL, .user = &b};
+    SP_GO(sp_engine_start(slow, &r));
     SP_GO(sp_engine_append(slow, p->tokens, p->n, 1));
     SP_GO(sp_alloc(&logits, m->desc->vocab, sizeof *logits, "logits"));
     SP_GO(sp_engine_logits(slow, 0, 1, logits));
@@ -92,6 +122,9 @@ static sp_status hash_lists(serving *s, int64_t step) {
     if (s->a->engine.mode != SP_MODE_DENSE)
         for (int64_t l = 0; l < L; l++) {
             SP_GO(sp_decode_lists(d, l, s->lists, NULL));
+            if (s->out->kept_lists)
+                memcpy(s->out->kept_lists + (step * L + l) * s->lists_n, s->lists,
+                       (size_t)s->lists_n * sizeof *s->lists);
             h[l] = sp_xxh3(s->lists, (size_t)s->lists_n * sizeof *s->lists);
             if (l < s->resident) continue;
             SP_GO(sp_decode_map(d, l, s->maps));
@@ -189,6 +222,9 @@ static sp_status prepare(serving *s) {
     s->lists_n = B * d->heads.kv_heads * k;
     s->maps_n = B * d->heads.kv_heads * (a->engine.slots ? a->engine.slots : k);
     SP_TRY(sp_alloc(&s->lists, s->lists_n, sizeof *s->lists, "lists"));
+    if (a->keep_lists)
+        SP_TRY(sp_alloc(&r->kept_lists, a->steps * d->layers * s->lists_n, sizeof *r->kept_lists,
+                        "lists"));
     SP_TRY(sp_alloc(&s->maps, s->maps_n, sizeof *s->maps, "slot maps"));
     SP_TRY(sp_infer_predict(&a->engine, &r->predicted));
     SP_TRY(sp_decode_free_memory(be, &before));
@@ -250,6 +286,7 @@ void sp_serve_free(sp_serve_run *r) {
     free(r->lists);
     free(r->maps);
     free(r->kept);
+    free(r->kept_lists);
     *r = (sp_serve_run){0};
 }
 

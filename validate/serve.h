@@ -26,7 +26,7 @@ typedef struct sp_serve_args {
     int64_t steps;
     const int32_t *forced; // [steps][batch] tokens to append; NULL: the most likely ones
     bool check_copies;     // compare every copied unit with its home, each step
-    bool keep_logits;
+    bool keep_logits, keep_lists;
 } sp_serve_args;
 
 typedef struct sp_serve_run {
@@ -43,6 +43,7 @@ typedef struct sp_serve_run {
     sp_infer_memory predicted, allocated;
     int64_t measured_device; // bytes of device memory that opening took
     float *kept;             // [steps][B][V] if asked for
+    int32_t *kept_lists;     // [steps][layers][B][Hkv][k] if asked for
 } sp_serve_run;
 // Opens an engine, prefills, runs, closes it.
 sp_status sp_serve(const sp_serve_args *a, sp_serve_run *out);

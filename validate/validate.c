@@ -230,6 +230,7 @@ static sp_status run_measurements(sp_pass *p, const sp_exported *x) {
     p->meter = (sp_meter){.start = sp_now()};
     p->meter.total = 4 * sp_run_cost(p, SP_SELECT_FORECAST, p->lengths[0]) + sp_quality_cost(p) +
                      sp_needle_cost(p);
+    SP_GO(sp_check_serving(p));
     SP_GO(sp_check_paths(p));
     SP_GO(sp_measure_quality(p));
     SP_GO(sp_measure_needles(p));
@@ -308,15 +309,19 @@ sp_status sp_validate(const sp_validate_args *a) {
     SP_GO(take_lengths(&p));
     SP_GO(open_text(&p));
     SP_GO(sp_exported_open(a->forecast, d, &x));
-    SP_GO(sp_backend_open(&(sp_backend_options){.name = c->backend,
-                                                .cpu_blas = c->cpu_blas,
-                                                .threads = (int)c->threads,
-                                                .local_ranks = 1,
-                                                .deterministic = c->deterministic,
-                            .portable_kernels = strcmp(c->cuda_kernels, "portable") == 0},
-                          &be));
+    SP_GO(sp_backend_open(
+        &(sp_backend_options){.name = c->backend,
+                              .cpu_blas = c->cpu_blas,
+                              .threads = (int)c->threads,
+                              .local_ranks = 1,
+                              .deterministic = c->deterministic,
+                              .portable_kernels = strcmp(c->cuda_kernels, "portable") == 0},
+        &be));
     SP_GO(sp_backend_supports(be, &(sp_shapes){d->heads, p.fine, p.grid}));
     SP_GO(sp_model_load(be, d, NULL, &m));
+#if SPARDA_HAVE_CUDA
+    p.transfer = sp_transfer_named(c->transfer);
+#endif
     p.model = m;
     SP_GO(sp_report_open(&report));
     SP_GO(check_all(&p, &x));

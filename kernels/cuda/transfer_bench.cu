@@ -107,6 +107,8 @@ OP sp_transfer_bench_open(sp_backend *be, int64_t pool_bytes, int64_t unit_bytes
     return SP_OK;
 }
 
+extern "C" double sp_transfer_bench_reference(const sp_transfer_bench *b) { return b->reference; }
+
 extern "C" void sp_transfer_bench_close(sp_transfer_bench *b) {
     if (!b) return;
     if (b->side) cudaStreamSynchronize(b->side);
