@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         barrier_init(q_full, 1);
         for (int s = 0; s < L::STAGES; s++) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, W);
+            barrier_init(empty + s, BIASED ? 4 * W : W);
         }
         barrier_init_fence();
     }
@@ -115,8 +115,11 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         const __nv_bfloat16 *q = q_smem + group * L::Q_TILE;
         auto stage = [&](int u) { return kv_smem + u % L::STAGES * 2 * L::K_TILE; };
         auto await = [&](int u) { barrier_wait(full + u % L::STAGES, (u / L::STAGES) & 1); };
+        // A warpgroup has read keys and values when its products are done; the bias is read by each warp
+        // for itself.
         auto release = [&](int u) {
-            if (threadIdx.x % 128 == 0) barrier_arrive(empty + u % L::STAGES);
+            if (BIASED) __syncwarp();
+            if (threadIdx.x % (BIASED ? 32 : 128) == 0) barrier_arrive(empty + u % L::STAGES);
         };
         auto next = [&](int u) { // first block from u on that this warpgroup needs, ready to read
             while (u < n) {
