@@ -37,13 +37,12 @@ void sp_scan_free(sp_scan *scan) {
 }
 
 int64_t sp_find_bad_token(const int32_t *tokens, int64_t n, int64_t vocab) {
-    const uint32_t limit = vocab > 0 && vocab <= INT32_MAX ? (uint32_t)vocab : (uint32_t)1 << 31;
-    uint32_t largest = 0; // a negative id is a large one
-    for (int64_t i = 0; i < n; i++)
-        largest = (uint32_t)tokens[i] > largest ? (uint32_t)tokens[i] : largest;
-    if (largest < limit) return n;
+    const uint32_t most = vocab > 0 && vocab <= INT32_MAX ? (uint32_t)vocab - 1 : INT32_MAX;
+    uint32_t bad = 0; // the sign of a negative id, or of most - id
+    for (int64_t i = 0; i < n; i++) bad |= (uint32_t)tokens[i] | (most - (uint32_t)tokens[i]);
+    if (!(bad >> 31)) return n;
     int64_t i = 0;
-    while ((uint32_t)tokens[i] < limit) i++;
+    while ((uint32_t)tokens[i] <= most) i++;
     return i;
 }
 
@@ -424,6 +423,13 @@ int64_t sp_dataset_entries(const sp_dataset *d) {
 
 const char *sp_dataset_entry_path(const sp_dataset *d, int64_t i) {
     return d->entry[i].path;
+}
+
+bool sp_dataset_packed(const sp_dataset *d) {
+    for (int64_t i = 0; i < d->n; i++)
+        for (int64_t k = 0; k < d->entry[i].files.n; k++)
+            if (d->entry[i].files.at[k]->packed) return true;
+    return false;
 }
 
 double sp_dataset_proportion(const sp_dataset *d, int64_t i) {

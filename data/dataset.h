@@ -30,6 +30,8 @@ void sp_dataset_close(sp_dataset *d);
 
 int64_t sp_dataset_entries(const sp_dataset *d);
 const char *sp_dataset_entry_path(const sp_dataset *d, int64_t entry);
+// Whether some file is compressed as a whole: then even the length of a row costs unpacking a file.
+bool sp_dataset_packed(const sp_dataset *d);
 // Share of the samples: the given proportions normalised; by rows if none was given.
 double sp_dataset_proportion(const sp_dataset *d, int64_t entry);
 bool sp_dataset_has_proportions(const sp_dataset *d);
@@ -123,5 +125,7 @@ typedef struct sp_data_team {
 typedef sp_status (*sp_data_assemble)(sp_data_team *out);
 
 sp_status sp_data_command(int argc, char **argv, sp_data_assemble assemble); // argv[0] is "data"
+
+sp_status sp_data_bench(int argc, char **argv); // `sparda bench data`; argv[0] is "data"
 
 #endif

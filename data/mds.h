@@ -101,6 +101,9 @@ void sp_buffer_free(sp_buffer *b);
 // fewer or damaged. Memory is taken as it is filled, never by what the input claims.
 sp_status sp_mds_unpack(const uint8_t *packed, int64_t n, int64_t want, sp_buffer *out);
 
+// What the first frame claims to unpack to; 0 if it does not say.
+int64_t sp_mds_unpacked_size(const uint8_t *packed, int64_t n);
+
 // Compares bytes with the hashes that the index states ({"xxh64": "..."}; may be NULL): all of
 // them, or only the quick ones (the xxh family; if there is none, one other). *compared counts;
 // names that are not known are left out and stay in *unknown (borrowed; NULL if none).

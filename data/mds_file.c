@@ -96,6 +96,13 @@ sp_status sp_mds_unpack(const uint8_t *packed, int64_t n, int64_t want, sp_buffe
     return st;
 }
 
+int64_t sp_mds_unpacked_size(const uint8_t *packed, int64_t n) {
+    unsigned long long claimed = ZSTD_getFrameContentSize(packed, (size_t)n);
+    return claimed == ZSTD_CONTENTSIZE_ERROR || claimed == ZSTD_CONTENTSIZE_UNKNOWN
+               ? 0
+               : (int64_t)claimed;
+}
+
 // ---- hashes -------------------------------------------------------------------------------------
 
 static void to_hex(const uint8_t *d, size_t n, char *hex) {

@@ -7,6 +7,7 @@
 #include "data/shard.h"
 #include "data/source.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -23,6 +24,7 @@ typedef struct column {
 
 struct sp_shard_writer {
     char *path, *tmp;
+    int sync; // of the temporary file, for early writing; -1
     hid_t file;
     int64_t vocab, n_domains, rows; // vocab 0: not known beforehand
     int32_t largest;                // id written
@@ -154,6 +156,9 @@ static sp_status flush_block(sp_shard_writer *w, column *c) {
     sp_h5_begin();
     sp_status st = write_block(c) ? SP_OK : write_error(w, c->name);
     sp_h5_end();
+    // What is in the page cache goes to the disk meanwhile, so that the end has little to wait for.
+    if (c == &w->column[TOKENS] && w->sync >= 0)
+        sync_file_range(w->sync, 0, 0, SYNC_FILE_RANGE_WRITE);
     c->written += c->fill;
     c->fill = 0;
     return st;
@@ -205,7 +210,7 @@ sp_status sp_shard_create(const char *path, const sp_shard_meta *meta, sp_shard_
     SP_TRY(check_meta(path, meta));
     sp_shard_writer *w;
     SP_TRY(sp_alloc(&w, 1, sizeof *w, "a shard writer"));
-    w->file = -1;
+    w->file = w->sync = -1;
     w->vocab = meta->vocab;
     w->n_domains = meta->n_domains;
     w->column[TOKENS] = (column){.name = "tokens", .size = 4, .block = SP_SHARD_TOKEN_BLOCK};
@@ -240,6 +245,7 @@ sp_status sp_shard_create(const char *path, const sp_shard_meta *meta, sp_shard_
         if (!ok || !put_domain_names(w->file, meta)) st = write_error(w, "the header");
     }
     sp_h5_end();
+    if (st == SP_OK) w->sync = open(w->tmp, O_WRONLY | O_CLOEXEC);
     const uint64_t zero = 0;
     if (st == SP_OK) st = append(w, OFFSETS, &zero, 1);
     if (st != SP_OK) {
@@ -290,6 +296,7 @@ static bool close_file(sp_shard_writer *w) {
 }
 
 static void free_writer(sp_shard_writer *w) {
+    if (w->sync >= 0) close(w->sync);
     for (int i = 0; i < N_COLUMNS; i++) {
         free(w->column[i].buffer);
         free(w->column[i].sum);

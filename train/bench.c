@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "common/util.h"
 #include "data/corpus.h"
+#include "data/dataset.h"
 #include "infer/bench.h"
 #include "kernels/bench.h"
 #include "kernels/profile.h"
@@ -331,6 +332,7 @@ sp_status sp_bench_command(int argc, char **argv) {
 #else
     if (serving) return sp_error(SP_ENVIRONMENT, "bench %s needs a build with CUDA", argv[1]);
 #endif
+    if (argc > 1 && strcmp(argv[1], "data") == 0) return sp_data_bench(argc - 1, argv + 1);
     SP_TRY(parse(argc, argv, &a));
     if (a.help) {
         fputs(usage, stdout);

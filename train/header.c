@@ -44,7 +44,9 @@ static void data(const sp_trainer *t) {
         sp_info("  %6.2f%%  %10lld rows  %s", 100 * sp_dataset_proportion(t->data, i),
                 (long long)sp_dataset_rows(t->data, i), sp_dataset_entry_path(t->data, i));
     sp_sampler_counts n;
-    if (t->ranks->rank == 0 && sp_sampler_count(t->sampler, &n) == SP_OK)
+    if (sp_dataset_packed(t->data) && c->short_rows == SP_SHORT_KEEP)
+        sp_info("  row lengths are not counted: that would unpack every compressed shard");
+    else if (t->ranks->rank == 0 && sp_sampler_count(t->sampler, &n) == SP_OK)
         sp_info("  %lld rows give %lld samples a pass: %lld cut to %lld tokens, %lld shorter and "
                 "used, %lld shorter and dropped, %lld packs",
                 (long long)n.rows, (long long)n.samples, (long long)n.cut,

@@ -1,0 +1,546 @@
+// `sparda bench data`: how fast data is imported and read, against what disk and page cache give.
+//
+// A data set of random rows is written under --dir as MDS, raw and zstd, and imported. "Cached"
+// means that the files were read just before; "disk" that they were dropped from the page cache
+// (posix_fadvise), which a virtual disk's own cache may still hide. Rates are in bytes of the files
+// that are read, except zstd, whose rates are in unpacked bytes. Formulas: docs/notes/data.md.
+#include "common/log.h"
+#include "common/util.h"
+#include "data/args.h"
+#include "data/import.h"
+#include "data/mds_write.h"
+#include "data/prefetch.h"
+#include "data/retokenize.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ROW = 65536, VOCAB = 73448, SHARD_BYTES = 1 << 26, READS = 200, REPEATS = 5 };
+
+typedef struct bench {
+    const char *dir, *text, *from, *to, *json;
+    int64_t mb, threads, shards;
+    char *raw, *zip, *out; // folders
+    json_t *results;
+} bench;
+
+static void report(bench *b, const char *name, double value, const char *unit, const char *note) {
+    printf("%-38s %10.3f %-8s %s\n", name, value, unit, note);
+    json_array_append_new(b->results, json_pack("{s:s,s:f,s:s,s:s}", "name", name, "value", value,
+                                                "unit", unit, "note", note));
+    fflush(stdout);
+}
+
+static int by_value(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+// ---- the data set -------------------------------------------------------------------------------
+
+static sp_status make_set(const char *dir, int zstd, int64_t rows) {
+    sp_mds_writer *w;
+    int32_t *tokens;
+    uint64_t state = 1;
+    SP_TRY(sp_alloc(&tokens, ROW, sizeof *tokens, "a row"));
+    sp_status st = sp_mds_create(&(sp_mds_writer_args){.dir = dir,
+                                                       .encoding = "ndarray:int32",
+                                                       .zstd_level = zstd,
+                                                       .hash = "xxh64",
+                                                       .length_column = true,
+                                                       .size_limit = SHARD_BYTES},
+                                 &w);
+    for (int64_t r = 0; r < rows && st == SP_OK; r++) {
+        for (int i = 0; i < ROW; i++) { // small ids are frequent, as in text
+            double u = sp_uniform(&state);
+            tokens[i] = (int32_t)(VOCAB * u * u * u);
+        }
+        st = sp_mds_append(w, tokens, ROW);
+        sp_progress("making data: %lld of %lld rows", (long long)r + 1, (long long)rows);
+    }
+    sp_progress("%s", "");
+    free(tokens);
+    return st == SP_OK ? sp_mds_finish(w) : st;
+}
+
+// Removes a folder of ours with all that is in it.
+static void remove_all(const char *dir) {
+    char **name;
+    int64_t n;
+    if (sp_list_dir(dir, "", &name, &n) != SP_OK) return;
+    for (int64_t i = 0; i < n; i++) {
+        char *path = sp_path_join(dir, name[i]);
+        if (path && unlink(path) != 0) remove_all(path);
+        free(path);
+    }
+    sp_free_names(name, n);
+    rmdir(dir);
+}
+
+typedef enum temperature { CACHED, DROPPED } temperature;
+
+// Reads all files of a folder, or drops them from the page cache. Returns their bytes.
+static int64_t touch(const char *dir, temperature how) {
+    static char piece[1 << 20];
+    char **name;
+    int64_t n, bytes = 0;
+    if (sp_list_dir(dir, "", &name, &n) != SP_OK) return 0;
+    for (int64_t i = 0; i < n; i++) {
+        char *path = sp_path_join(dir, name[i]);
+        int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        if (fd >= 0 && how == DROPPED) {
+            fdatasync(fd);
+            posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+        }
+        for (ssize_t got; fd >= 0 && how == CACHED && (got = read(fd, piece, sizeof piece)) > 0;)
+            bytes += got;
+        if (fd >= 0) close(fd);
+        free(path);
+    }
+    sp_free_names(name, n);
+    return bytes;
+}
+
+// ---- rates --------------------------------------------------------------------------------------
+
+static sp_status alone(sp_status st) {
+    return st;
+}
+
+static sp_status import_once(const bench *b, const char *src, int64_t threads,
+                             const sp_row_change *change, double *seconds) {
+    const sp_import_args a = {.source = &src,
+                              .n_sources = 1,
+                              .out = b->out,
+                              .vocab = change ? 0 : VOCAB,
+                              .out_vocab = change ? 0 : VOCAB,
+                              .tokenizer = "bench",
+                              .threads = threads,
+                              .shard_tokens = change ? 1 << 20 : 1 << 25,
+                              .change = change};
+    const sp_data_team team = {0, 1, (int)threads, alone};
+    double start = sp_now();
+    sp_log_open(0, NULL, true);
+    sp_status st = sp_import_run(&a, &team);
+    sp_log_open(0, NULL, false);
+    *seconds = sp_now() - start;
+    remove_all(b->out);
+    return st;
+}
+
+// Of all threads; unlike the wall clock it does not depend on what else the machine does.
+static double cpu_seconds(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
+}
+
+static sp_status import_rate(bench *b, const char *name, const char *src, double bytes,
+                             temperature how, int64_t threads, const char *note) {
+    double s[REPEATS], cpu[REPEATS];
+    char text[128];
+    for (int i = 0; i < REPEATS; i++) {
+        touch(src, how);
+        double before = cpu_seconds();
+        SP_TRY(import_once(b, src, threads, NULL, &s[i]));
+        cpu[i] = cpu_seconds() - before;
+    }
+    snprintf(text, sizeof text, "%s; %.2f GB per CPU second", note,
+             1e-9 * bytes / median(cpu, REPEATS));
+    report(b, name, 1e-9 * bytes / median(s, REPEATS), "GB/s", text);
+    return SP_OK;
+}
+
+static double read_rate(const char *dir, temperature how, double *bytes) {
+    double s[REPEATS];
+    for (int i = 0; i < REPEATS; i++) {
+        touch(dir, how);
+        double start = sp_now();
+        *bytes = (double)touch(dir, CACHED);
+        s[i] = sp_now() - start;
+    }
+    return *bytes / median(s, REPEATS);
+}
+
+// Written and synced as import writes: the rate that no import can exceed.
+static double write_rate(const char *dir, int64_t bytes) {
+    double s[REPEATS];
+    static char piece[1 << 20];
+    char *path = sp_path_join(dir, "written.tmp");
+    for (int i = 0; i < REPEATS; i++) {
+        double start = sp_now();
+        int fd = path ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600) : -1;
+        for (int64_t at = 0; fd >= 0 && at < bytes; at += (int64_t)sizeof piece)
+            if (write(fd, piece, sizeof piece) < 0) break;
+        if (fd >= 0) {
+            fsync(fd);
+            close(fd);
+        }
+        s[i] = sp_now() - start;
+    }
+    if (path) unlink(path);
+    free(path);
+    return (double)bytes / median(s, REPEATS);
+}
+
+static sp_status unpack_rate(const char *dir, double raw_bytes, double *rate) {
+    char **name;
+    int64_t n;
+    sp_buffer out = {0};
+    SP_TRY(sp_list_dir(dir, ".zstd", &name, &n));
+    sp_status st = SP_OK;
+    double s[REPEATS];
+    for (int i = 0; i < REPEATS && st == SP_OK; i++) {
+        double start = sp_now();
+        for (int64_t k = 0; k < n && st == SP_OK; k++) {
+            char *path = sp_path_join(dir, name[k]), *packed;
+            int64_t bytes;
+            st = path ? sp_read_file(path, (int64_t)1 << 32, &packed, &bytes)
+                      : sp_error(SP_ENVIRONMENT, "out of memory");
+            if (st == SP_OK) {
+                st = sp_mds_unpack((uint8_t *)packed, bytes,
+                                   sp_mds_unpacked_size((uint8_t *)packed, bytes), &out);
+                free(packed);
+            }
+            free(path);
+        }
+        s[i] = sp_now() - start;
+    }
+    *rate = raw_bytes / median(s, REPEATS);
+    sp_buffer_free(&out);
+    sp_free_names(name, n);
+    return st;
+}
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+static sp_status open_one(const char *path, sp_dataset **d) {
+    sp_data_entry e = {.path = (char *)path};
+    const sp_data_list list = {&e, 1};
+    return sp_dataset_open(&list, &(sp_dataset_options){.vocab = VOCAB, .quiet = true}, d);
+}
+
+static sp_status row_reads(bench *b, const char *name, const char *path, int reads) {
+    sp_dataset *d;
+    sp_sampler *s = NULL;
+    int32_t *tokens = NULL;
+    double ms[READS];
+    const sp_sampler_args args = {.order = SP_ORDER_SHUFFLED, .seq_len = ROW, .seed = 42};
+    SP_TRY(open_one(path, &d));
+    sp_status st = sp_alloc(&tokens, ROW, sizeof *tokens, "a row");
+    if (st == SP_OK) st = sp_sampler_open(d, &args, &s);
+    for (int i = 0; i < reads && st == SP_OK; i++) {
+        int64_t n;
+        double start = sp_now();
+        st = sp_sampler_read(s, (uint64_t)i, tokens, &n, NULL);
+        ms[i] = 1e3 * (sp_now() - start);
+    }
+    if (st == SP_OK) {
+        char note[96], p99[64];
+        double m = median(ms, reads);
+        snprintf(note, sizeof note, "rows of %d tokens in random order, cached", ROW);
+        report(b, name, m, "ms", note);
+        snprintf(p99, sizeof p99, "%s, 99%% below", name);
+        report(b, p99, ms[reads * 99 / 100], "ms", "");
+    }
+    sp_sampler_close(s);
+    free(tokens);
+    sp_dataset_close(d);
+    return st;
+}
+
+// ---- waiting ------------------------------------------------------------------------------------
+
+static bool next_sample(void *user, uint64_t *index) {
+    uint64_t *left = user;
+    *index = --*left;
+    return *left > 0;
+}
+
+// A consumer that takes a row and then computes for STEP_MS, which reading ahead must hide: per
+// step, how long it waits. Rows come from files that were dropped from the page cache.
+static sp_status waiting(bench *b, const char *name, const char *path, int steps) {
+    enum { STEP_MS = 100 };
+    const sp_sampler_args args = {.order = SP_ORDER_SHUFFLED, .seq_len = ROW, .seed = 42};
+    const struct timespec step = {0, STEP_MS * 1000000L};
+    uint64_t left = (uint64_t)steps + 9;
+    sp_dataset *d;
+    sp_sampler *s = NULL;
+    sp_loader *l = NULL;
+    sp_sample sample;
+    double ms[READS];
+    SP_TRY(open_one(path, &d));
+    sp_status st = SP_OK;
+    SP_GO(sp_sampler_open(d, &args, &s));
+    SP_GO(sp_loader_open(s, next_sample, &left, 8, &l));
+    SP_GO(sp_loader_next(l, &sample)); // the first is waited for
+    for (int i = 0; i < steps; i++) {
+        nanosleep(&step, NULL);
+        double before = sp_loader_waited(l);
+        SP_GO(sp_loader_next(l, &sample));
+        ms[i] = 1e3 * (sp_loader_waited(l) - before);
+    }
+    double sum = 0;
+    for (int i = 0; i < steps; i++) sum += ms[i];
+    char note[96];
+    snprintf(note, sizeof note, "mean of %d steps of %d ms, one row of %d tokens each, from disk",
+             steps, STEP_MS, ROW);
+    report(b, name, sum / steps, "ms", note);
+done:
+    sp_loader_close(l);
+    sp_sampler_close(s);
+    sp_dataset_close(d);
+    return st;
+}
+
+// ---- many shards, simulated ---------------------------------------------------------------------
+
+// Files of the size of a shard without contents, and the list that import would write: opening
+// looks at names, sizes and the list only.
+static sp_status make_many(const char *dir, int64_t shards, int64_t rows) {
+    json_t *list = json_object();
+    const int64_t bytes = rows * 100;
+    sp_status st = sp_mkdirs(dir);
+    for (int64_t i = 0; i < shards && st == SP_OK; i++) {
+        char *name = sp_format("shard-%05lld.h5", (long long)i);
+        char *path = name ? sp_path_join(dir, name) : NULL;
+        int fd = path ? open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600) : -1;
+        if (fd < 0 || ftruncate(fd, bytes) != 0)
+            st = sp_error(SP_ENVIRONMENT, "cannot make %s: %s", path ? path : "a file",
+                          strerror(errno));
+        if (fd >= 0) close(fd);
+        json_object_set_new(list, name ? name : "",
+                            json_pack("{s:I,s:I,s:I,s:I,s:s,s:[s]}", "bytes", (json_int_t)bytes,
+                                      "rows", (json_int_t)rows, "tokens", (json_int_t)(rows * 20),
+                                      "vocab", (json_int_t)VOCAB, "tokenizer", "bench", "domains",
+                                      "bench"));
+        free(path);
+        free(name);
+    }
+    json_t *root =
+        json_pack("{s:s,s:i,s:o}", "format", "sparda-shards", "version", 1, "shards", list);
+    char *text = root ? json_dumps(root, JSON_COMPACT) : NULL;
+    char *path = sp_path_join(dir, "shards.json");
+    if (st == SP_OK)
+        st = text && path ? sp_write_file(path, text, (int64_t)strlen(text))
+                          : sp_error(SP_ENVIRONMENT, "out of memory");
+    free(text);
+    free(path);
+    json_decref(root);
+    return st;
+}
+
+static sp_status many_shards(bench *b) {
+    enum { ROWS = 10000 };
+    char *dir = sp_format("%s/many", b->dir), note[96];
+    double s[REPEATS];
+    sp_status st =
+        dir ? make_many(dir, b->shards, ROWS) : sp_error(SP_ENVIRONMENT, "out of memory");
+    struct rusage use;
+    for (int i = 0; i < REPEATS && st == SP_OK; i++) {
+        const sp_sampler_args args = {.order = SP_ORDER_SHUFFLED, .seq_len = ROW, .seed = 42};
+        sp_dataset *d;
+        sp_sampler *sampler;
+        double start = sp_now();
+        st = open_one(dir, &d);
+        if (st != SP_OK) break;
+        st = sp_sampler_open(d, &args, &sampler);
+        for (uint64_t k = 0; k < 100000 && st == SP_OK; k++) {
+            int64_t e, row, rows;
+            sp_sampler_locate(sampler, k * 1000, &e, &row, &rows);
+        }
+        s[i] = sp_now() - start;
+        sp_sampler_close(sampler);
+        sp_dataset_close(d);
+    }
+    if (st == SP_OK) {
+        snprintf(note, sizeof note, "%lld shards of %d rows (sizes only), 100,000 samples located",
+                 (long long)b->shards, ROWS);
+        report(b, "opening many shards", median(s, REPEATS), "s", note);
+        getrusage(RUSAGE_SELF, &use);
+        report(b, "memory of the whole process, most", 1e-6 * (double)use.ru_maxrss, "GB", "");
+    }
+    if (dir) remove_all(dir);
+    free(dir);
+    return st;
+}
+
+// ---- re-tokenisation ----------------------------------------------------------------------------
+
+static sp_status text_rows(const bench *b, const char *dir, const sp_tokenizer *t, double *bytes) {
+    char *text;
+    int64_t n;
+    sp_coder *c = NULL;
+    sp_mds_writer *w = NULL;
+    SP_TRY(sp_read_file(b->text, (int64_t)1 << 34, &text, &n));
+    sp_status st = sp_coder_new(t, &c);
+    if (st == SP_OK)
+        st = sp_mds_create(
+            &(sp_mds_writer_args){.dir = dir, .encoding = "ndarray:int32", .size_limit = 1 << 22},
+            &w);
+    *bytes = (double)n;
+    for (int64_t at = 0; at < n && st == SP_OK;) {
+        int64_t take = n - at < 1 << 18 ? n - at : 1 << 18; // about the text of 65,536 tokens
+        while (at + take < n && ((uint8_t)text[at + take] & 0xc0) == 0x80) take++;
+        const int32_t *ids;
+        int64_t m;
+        st = sp_encode(c, text + at, take, &ids, &m);
+        if (st == SP_OK) st = sp_mds_append(w, ids, m);
+        at += take;
+    }
+    if (st == SP_OK) st = sp_mds_finish(w);
+    sp_coder_free(c);
+    free(text);
+    return st;
+}
+
+static sp_status retokenize_rate(bench *b) {
+    sp_retokenizer r;
+    char *dir = sp_format("%s/text", b->dir), note[96];
+    double bytes = 0, s[REPEATS];
+    SP_TRY(sp_retokenizer_open(b->from, b->to, "auto", &r));
+    sp_status st =
+        dir ? text_rows(b, dir, r.from, &bytes) : sp_error(SP_ENVIRONMENT, "out of memory");
+    for (int64_t threads = 1; st == SP_OK; threads = b->threads) {
+        double cpu = cpu_seconds();
+        for (int i = 0; i < REPEATS && st == SP_OK; i++)
+            st = import_once(b, dir, threads, &r.change, &s[i]);
+        cpu = (cpu_seconds() - cpu) / REPEATS;
+        snprintf(note, sizeof note, "of text, %lld thread%s; %.1f MB per CPU second",
+                 (long long)threads, threads == 1 ? "" : "s", 1e-6 * bytes / cpu);
+        if (st == SP_OK)
+            report(b, "re-tokenisation", 1e-6 * bytes / median(s, REPEATS), "MB/s", note);
+        if (threads == b->threads) break;
+    }
+    if (dir) remove_all(dir);
+    free(dir);
+    sp_retokenizer_close(&r);
+    return st;
+}
+
+// ---- the whole ----------------------------------------------------------------------------------
+
+static sp_status import_for_reading(bench *b) {
+    char *imported = sp_format("%s/kept", b->dir);
+    const char *src = b->raw;
+    if (!imported) return sp_error(SP_ENVIRONMENT, "out of memory");
+    const sp_import_args a = {.source = &src,
+                              .n_sources = 1,
+                              .out = imported,
+                              .vocab = VOCAB,
+                              .out_vocab = VOCAB,
+                              .tokenizer = "bench",
+                              .threads = b->threads,
+                              .shard_tokens = 1 << 25};
+    const sp_data_team team = {0, 1, 1, alone};
+    sp_log_open(0, NULL, true);
+    sp_status st = sp_import_run(&a, &team);
+    sp_log_open(0, NULL, false);
+    if (st == SP_OK) st = row_reads(b, "row of an HDF5 shard", imported, READS);
+    char *domain = sp_path_join(imported, "raw");
+    if (domain && st == SP_OK) {
+        touch(domain, DROPPED);
+        st = waiting(b, "waiting for a row of HDF5", imported, 50);
+    }
+    if (domain) remove_all(domain);
+    free(domain);
+    remove_all(imported);
+    free(imported);
+    return st;
+}
+
+static sp_status run(bench *b) {
+    const int64_t rows = 1 + b->mb * 1000000 / (4 * ROW);
+    double bytes, zip_bytes, rate;
+    char note[96];
+    SP_TRY(make_set(b->raw, 0, rows));
+    SP_TRY(make_set(b->zip, 3, rows));
+    rate = read_rate(b->raw, CACHED, &bytes);
+    report(b, "sequential reading, cached", 1e-9 * rate, "GB/s", "read() of 1 MiB by one thread");
+    rate = read_rate(b->raw, DROPPED, &bytes);
+    report(b, "sequential reading, disk", 1e-9 * rate, "GB/s", "dropped from the page cache");
+    report(b, "sequential writing and fsync", 1e-9 * write_rate(b->dir, (int64_t)bytes), "GB/s",
+           "one thread");
+    snprintf(note, sizeof note, "%lld threads, synced", (long long)b->threads);
+    SP_TRY(import_rate(b, "import of raw MDS, cached", b->raw, bytes, CACHED, b->threads, note));
+    SP_TRY(import_rate(b, "import of raw MDS, disk", b->raw, bytes, DROPPED, b->threads, note));
+    SP_TRY(unpack_rate(b->zip, bytes, &rate));
+    report(b, "zstd alone", 1e-9 * rate, "GB/s", "of unpacked bytes, one thread");
+    zip_bytes = (double)touch(b->zip, CACHED);
+    SP_TRY(import_rate(b, "import of zstd MDS, cached", b->zip, bytes, CACHED, b->threads, note));
+    report(b, "size unpacked / packed", bytes / zip_bytes, "", "");
+    SP_TRY(import_for_reading(b));
+    SP_TRY(row_reads(b, "row of raw MDS", b->raw, READS));
+    SP_TRY(row_reads(b, "row of zstd MDS", b->zip, READS / 10));
+    touch(b->raw, DROPPED);
+    SP_TRY(waiting(b, "waiting for a row of raw MDS", b->raw, 50));
+    SP_TRY(many_shards(b));
+    return b->text ? retokenize_rate(b) : SP_OK;
+}
+
+static const char usage[] =
+    "sparda bench data [options]     speed of importing and reading token data\n"
+    "  --dir DIR      where files are made, and removed (runs/bench-data)\n"
+    "  --mb N         size of the raw data set in MB (512); needs about 4 times as much room\n"
+    "  --threads N    (all cores)\n"
+    "  --shards N     simulated shards for the time of opening (10000)\n"
+    "  --text FILE --from TOKENIZER --to TOKENIZER   re-tokenisation of that text, too\n"
+    "  --json FILE    results as JSON\n";
+
+sp_status sp_data_bench(int argc, char **argv) {
+    bench b = {.dir = "runs/bench-data",
+               .mb = 512,
+               .threads = sysconf(_SC_NPROCESSORS_ONLN),
+               .shards = 10000};
+    const sp_argument list[] = {{"--dir", SP_ARG_TEXT, &b.dir},
+                                {"--mb", SP_ARG_COUNT, &b.mb},
+                                {"--threads", SP_ARG_COUNT, &b.threads},
+                                {"--shards", SP_ARG_COUNT, &b.shards},
+                                {"--text", SP_ARG_TEXT, &b.text},
+                                {"--from", SP_ARG_TEXT, &b.from},
+                                {"--to", SP_ARG_TEXT, &b.to},
+                                {"--json", SP_ARG_TEXT, &b.json},
+                                {0}};
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(usage, stdout);
+            return SP_OK;
+        }
+    SP_TRY(sp_arguments_parse("bench", argc, argv, list, NULL));
+    if (b.mb < 1 || b.mb > 1 << 30 || b.threads < 1 || b.threads > 1024 || b.shards < 1 ||
+        b.shards > 100000 || (b.text && (!b.from || !b.to)))
+        return sp_error(SP_BAD_INPUT, "sparda bench data: --mb and --threads must be at least 1, "
+                                      "--shards 1 to 100000; --text needs --from and --to");
+    SP_TRY(sp_check_destination(b.dir));
+    SP_TRY(sp_mkdirs(b.dir));
+    b.raw = sp_format("%s/raw", b.dir);
+    b.zip = sp_format("%s/zip", b.dir);
+    b.out = sp_format("%s/out", b.dir);
+    b.results = json_array();
+    sp_status st =
+        b.raw && b.zip && b.out && b.results ? run(&b) : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (b.raw) remove_all(b.raw);
+    if (b.zip) remove_all(b.zip);
+    if (b.out) remove_all(b.out);
+    rmdir(b.dir);
+    char *text = st == SP_OK && b.json ? json_dumps(b.results, JSON_INDENT(2)) : NULL;
+    if (text) st = sp_write_file(b.json, text, (int64_t)strlen(text));
+    free(text);
+    json_decref(b.results);
+    free(b.raw);
+    free(b.zip);
+    free(b.out);
+    return st;
+}
