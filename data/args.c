@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool parse_value(const sp_argument *a, const char *text) {
+static bool parse_value(const sp_data_argument *a, const char *text) {
     char *end = NULL;
     errno = 0;
     switch (a->kind) {
@@ -29,8 +29,8 @@ static bool parse_value(const sp_argument *a, const char *text) {
     return errno == 0 && end != text && *end == 0 && strchr(" \t\n", text[0]) == NULL;
 }
 
-sp_status sp_arguments_parse(const char *command, int argc, char **argv, const sp_argument *list,
-                             sp_operands *rest) {
+sp_status sp_arguments_parse(const char *command, int argc, char **argv,
+                             const sp_data_argument *list, sp_operands *rest) {
     static const char *const kinds[] = {"a path or name", "a whole number", "a whole number >= 0",
                                         "a number", "no value"};
     for (int i = 1; i < argc; i++) {
@@ -44,7 +44,7 @@ sp_status sp_arguments_parse(const char *command, int argc, char **argv, const s
             continue;
         }
         size_t n = strcspn(argv[i], "=");
-        const sp_argument *a = list;
+        const sp_data_argument *a = list;
         while (a->name && (strlen(a->name) != n || strncmp(a->name, argv[i], n) != 0)) a++;
         if (!a->name)
             return sp_error(SP_BAD_INPUT,

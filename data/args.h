@@ -6,11 +6,11 @@
 
 #include <stdint.h>
 
-typedef struct sp_argument {
+typedef struct sp_data_argument {
     const char *name; // with its dashes
     enum { SP_ARG_TEXT, SP_ARG_COUNT, SP_ARG_SEED, SP_ARG_REAL, SP_ARG_FLAG } kind;
     void *to; // const char *, int64_t, uint64_t, double, bool
-} sp_argument;
+} sp_data_argument;
 
 // What is no option. `most` of them are allowed; `at` is taken from argv.
 typedef struct sp_operands {
@@ -20,7 +20,7 @@ typedef struct sp_operands {
 
 // "--name value", "--name=value", "--flag"; everything else goes to `rest` (NULL: nothing else may
 // come). `list` ends with a zeroed element.
-sp_status sp_arguments_parse(const char *command, int argc, char **argv, const sp_argument *list,
-                             sp_operands *rest);
+sp_status sp_arguments_parse(const char *command, int argc, char **argv,
+                             const sp_data_argument *list, sp_operands *rest);
 
 #endif

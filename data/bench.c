@@ -504,15 +504,15 @@ sp_status sp_data_bench(int argc, char **argv) {
                .mb = 512,
                .threads = sysconf(_SC_NPROCESSORS_ONLN),
                .shards = 10000};
-    const sp_argument list[] = {{"--dir", SP_ARG_TEXT, &b.dir},
-                                {"--mb", SP_ARG_COUNT, &b.mb},
-                                {"--threads", SP_ARG_COUNT, &b.threads},
-                                {"--shards", SP_ARG_COUNT, &b.shards},
-                                {"--text", SP_ARG_TEXT, &b.text},
-                                {"--from", SP_ARG_TEXT, &b.from},
-                                {"--to", SP_ARG_TEXT, &b.to},
-                                {"--json", SP_ARG_TEXT, &b.json},
-                                {0}};
+    const sp_data_argument list[] = {{"--dir", SP_ARG_TEXT, &b.dir},
+                                     {"--mb", SP_ARG_COUNT, &b.mb},
+                                     {"--threads", SP_ARG_COUNT, &b.threads},
+                                     {"--shards", SP_ARG_COUNT, &b.shards},
+                                     {"--text", SP_ARG_TEXT, &b.text},
+                                     {"--from", SP_ARG_TEXT, &b.from},
+                                     {"--to", SP_ARG_TEXT, &b.to},
+                                     {"--json", SP_ARG_TEXT, &b.json},
+                                     {0}};
     for (int i = 1; i < argc; i++)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             fputs(usage, stdout);

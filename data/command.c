@@ -12,7 +12,7 @@ enum { CONFIG_MAX = 1 << 24 };
 
 static sp_status data_synth_model(int argc, char **argv) {
     sp_synth_model_args a = {.seed = 1};
-    const sp_argument list[] = {
+    const sp_data_argument list[] = {
         {"--like", SP_ARG_TEXT, &a.like},      {"--out", SP_ARG_TEXT, &a.out},
         {"--layers", SP_ARG_COUNT, &a.layers}, {"--max-positions", SP_ARG_COUNT, &a.max_positions},
         {"--seed", SP_ARG_SEED, &a.seed},      {0}};

@@ -81,15 +81,15 @@ static sp_status identity_of(const char *base, char **out) {
     return st != SP_OK || *out ? st : sp_error(SP_ENVIRONMENT, "out of memory");
 }
 
-static void common_arguments(options *o, sp_argument *list, int *n) {
-    const sp_argument common[] = {{"--out", SP_ARG_TEXT, &o->out},
-                                  {"--domain", SP_ARG_TEXT, &o->domain},
-                                  {"--dtype", SP_ARG_TEXT, &o->dtype},
-                                  {"--eod", SP_ARG_COUNT, &o->eod},
-                                  {"--drop-eod", SP_ARG_FLAG, &o->drop_eod},
-                                  {"--shard-tokens", SP_ARG_COUNT, &o->shard_tokens},
-                                  {"--threads", SP_ARG_COUNT, &o->threads},
-                                  {"--force", SP_ARG_FLAG, &o->force}};
+static void common_arguments(options *o, sp_data_argument *list, int *n) {
+    const sp_data_argument common[] = {{"--out", SP_ARG_TEXT, &o->out},
+                                       {"--domain", SP_ARG_TEXT, &o->domain},
+                                       {"--dtype", SP_ARG_TEXT, &o->dtype},
+                                       {"--eod", SP_ARG_COUNT, &o->eod},
+                                       {"--drop-eod", SP_ARG_FLAG, &o->drop_eod},
+                                       {"--shard-tokens", SP_ARG_COUNT, &o->shard_tokens},
+                                       {"--threads", SP_ARG_COUNT, &o->threads},
+                                       {"--force", SP_ARG_FLAG, &o->force}};
     memcpy(list, common, sizeof common);
     *n = sizeof common / sizeof common[0];
 }
@@ -98,15 +98,15 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     const char **source;
     SP_TRY(sp_alloc(&source, SOURCES_MAX, sizeof *source, "arguments"));
     options o = {.eod = -1, .shard_tokens = SHARD_TOKENS, .sources = {source, 0, SOURCES_MAX}};
-    sp_argument list[MOST_OPTIONS] = {{0}};
+    sp_data_argument list[MOST_OPTIONS] = {{0}};
     int n;
     char *identity = NULL;
     sp_data_team team;
     sp_import_args a = {0};
     common_arguments(&o, list, &n);
-    list[n++] = (sp_argument){"--base", SP_ARG_TEXT, &o.base};
-    list[n++] = (sp_argument){"--vocab", SP_ARG_COUNT, &o.vocab};
-    list[n++] = (sp_argument){"--tokenizer", SP_ARG_TEXT, &o.tokenizer};
+    list[n++] = (sp_data_argument){"--base", SP_ARG_TEXT, &o.base};
+    list[n++] = (sp_data_argument){"--vocab", SP_ARG_COUNT, &o.vocab};
+    list[n++] = (sp_data_argument){"--tokenizer", SP_ARG_TEXT, &o.tokenizer};
     sp_status st = sp_arguments_parse("import", argc, argv, list, &o.sources);
     if (st != SP_OK) goto done;
     SP_GO(check_common("import", &o));
@@ -148,15 +148,15 @@ sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble) {
                  .shard_tokens = SHARD_TOKENS,
                  .clean_up = "auto",
                  .sources = {source, 0, SOURCES_MAX}};
-    sp_argument list[MOST_OPTIONS] = {{0}};
+    sp_data_argument list[MOST_OPTIONS] = {{0}};
     int n;
     sp_data_team team;
     sp_import_args a = {0};
     sp_retokenizer r = {0};
     common_arguments(&o, list, &n);
-    list[n++] = (sp_argument){"--from", SP_ARG_TEXT, &o.from};
-    list[n++] = (sp_argument){"--to", SP_ARG_TEXT, &o.to};
-    list[n++] = (sp_argument){"--clean-up", SP_ARG_TEXT, &o.clean_up};
+    list[n++] = (sp_data_argument){"--from", SP_ARG_TEXT, &o.from};
+    list[n++] = (sp_data_argument){"--to", SP_ARG_TEXT, &o.to};
+    list[n++] = (sp_data_argument){"--clean-up", SP_ARG_TEXT, &o.clean_up};
     sp_status st = sp_arguments_parse("retokenize", argc, argv, list, &o.sources);
     if (st != SP_OK) goto done;
     SP_GO(check_common("retokenize", &o));

@@ -65,7 +65,7 @@ static void print_table(const char *path, const sp_dataset_info *info) {
 sp_status sp_data_info(int argc, char **argv) {
     bool json = false;
     const char *path = NULL;
-    const sp_argument list[] = {{"--json", SP_ARG_FLAG, &json}, {0}};
+    const sp_data_argument list[] = {{"--json", SP_ARG_FLAG, &json}, {0}};
     SP_TRY(sp_arguments_parse("info", argc, argv, list, &(sp_operands){&path, 0, 1}));
     if (!path) return sp_error(SP_BAD_INPUT, "sparda data info: a path is missing");
     sp_data_entry one = {.path = (char *)path};

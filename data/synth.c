@@ -129,17 +129,17 @@ static sp_status write_shards(const synth *s, const char *work) {
 
 sp_status sp_data_synth(int argc, char **argv) {
     synth s = {.rows = 200, .seq_len = 1024, .corpus = sp_corpus_defaults(1)};
-    const sp_argument list[] = {{"--out", SP_ARG_TEXT, &s.out},
-                                {"--rows", SP_ARG_COUNT, &s.rows},
-                                {"--seq-len", SP_ARG_COUNT, &s.seq_len},
-                                {"--seed", SP_ARG_SEED, &s.corpus.seed},
-                                {"--shards", SP_ARG_COUNT, &s.shards},
-                                {"--mean-doc", SP_ARG_COUNT, &s.corpus.mean_doc},
-                                {"--question-rate", SP_ARG_REAL, &s.corpus.question_rate},
-                                {"--ledger-share", SP_ARG_REAL, &s.corpus.ledger_share},
-                                {"--prose-share", SP_ARG_REAL, &s.corpus.prose_share},
-                                {"--force", SP_ARG_FLAG, &s.force},
-                                {0}};
+    const sp_data_argument list[] = {{"--out", SP_ARG_TEXT, &s.out},
+                                     {"--rows", SP_ARG_COUNT, &s.rows},
+                                     {"--seq-len", SP_ARG_COUNT, &s.seq_len},
+                                     {"--seed", SP_ARG_SEED, &s.corpus.seed},
+                                     {"--shards", SP_ARG_COUNT, &s.shards},
+                                     {"--mean-doc", SP_ARG_COUNT, &s.corpus.mean_doc},
+                                     {"--question-rate", SP_ARG_REAL, &s.corpus.question_rate},
+                                     {"--ledger-share", SP_ARG_REAL, &s.corpus.ledger_share},
+                                     {"--prose-share", SP_ARG_REAL, &s.corpus.prose_share},
+                                     {"--force", SP_ARG_FLAG, &s.force},
+                                     {0}};
     SP_TRY(sp_arguments_parse("synth", argc, argv, list, NULL));
     SP_TRY(check_synth(&s));
     SP_TRY(sp_mkdirs(s.out));

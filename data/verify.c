@@ -247,7 +247,7 @@ sp_status sp_data_verify(int argc, char **argv) {
     const char *path = NULL, *base = NULL;
     int64_t vocab = 0, threads = sysconf(_SC_NPROCESSORS_ONLN);
     bool none = false, json = false;
-    const sp_argument list[] = {
+    const sp_data_argument list[] = {
         {"--base", SP_ARG_TEXT, &base},        {"--vocab", SP_ARG_COUNT, &vocab},
         {"--threads", SP_ARG_COUNT, &threads}, {"--no-duplicates", SP_ARG_FLAG, &none},
         {"--json", SP_ARG_FLAG, &json},        {0}};

@@ -32,6 +32,7 @@ static const char usage[] =
     "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
     "sparda bench OPERATION|all [--like DIMENSIONS] [--tokens T] [options]\n"
     "sparda bench decode|transfer --help      serving on a GPU\n"
+    "sparda bench data --help                 importing and reading token data\n"
     "\n"
     "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
     "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
