@@ -52,6 +52,10 @@ check 2 env PMI_SIZE=2 ASAN_OPTIONS=detect_leaks=0 "$sparda" train "$work/c.yaml
 has err 'announces 2 tasks, but this process finds 1'
 check 2 train r --resume
 has err 'nothing to resume'
+check 2 train r --set "init_from=$work/none.pt"
+has err 'none.pt'
+check 2 train r --dry-run --set "init_from=$work/c.yaml"
+has err 'c.yaml'
 [ ! -e "$work/r" ] || complain 'a refused run left a folder'
 
 check 0 train r --dry-run
@@ -60,6 +64,17 @@ has err 'predicted'
 has err 'dry run'
 has err 'lr: 0.002'
 [ ! -e "$work/r" ] || complain 'a dry run left a folder'
+
+# A run that failed before its first step is moved aside; one that got further is not touched.
+mkdir "$work/failed"
+echo '{"status": "failed", "step": 0}' >"$work/failed/run.json"
+check 0 train failed --set steps=1
+has err "moved to $work/failed/old-1"
+[ -f "$work/failed/checkpoints/latest" ] || complain 'no run after a failed start'
+mkdir "$work/stopped"
+echo '{"status": "failed", "step": 3}' >"$work/stopped/run.json"
+check 2 train stopped --set steps=1
+has err 'is not empty'
 
 # ---- the run folder -------------------------------------------------------------------------------
 # The base model's parameters, options with their source, data and backend stand in the header.

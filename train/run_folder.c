@@ -103,11 +103,33 @@ static sp_status is_empty(const char *dir, bool *empty) {
     return SP_OK;
 }
 
+// A run in `dir` that ended with an error before its first step: nothing in it is worth a refusal.
+static bool is_failed_start(const char *dir) {
+    char *path = sp_path_join(dir, "run.json"), *text = NULL, *checkpoint = NULL;
+    int64_t len;
+    json_error_t where;
+    bool failed = false;
+    if (path && sp_path_is_file(path) && sp_newest_checkpoint(dir, &checkpoint) == SP_OK &&
+        !checkpoint && sp_read_file(path, 1 << 24, &text, &len) == SP_OK) {
+        json_t *info = json_loadb(text, (size_t)len, JSON_REJECT_DUPLICATES, &where);
+        const char *status = json_string_value(json_object_get(info, "status"));
+        const json_t *step = json_object_get(info, "step");
+        failed = status && strcmp(status, "failed") == 0 && json_is_integer(step) &&
+                 json_integer_value(step) == 0;
+        json_decref(info);
+    }
+    free(checkpoint);
+    free(text);
+    free(path);
+    return failed;
+}
+
 static sp_status check_contents(sp_run_folder *f, sp_start start) {
     if (start == SP_START_NEW) {
         bool empty = true;
         if (sp_path_is_dir(f->dir)) SP_TRY(is_empty(f->dir, &empty));
-        if (!empty)
+        f->failed_start = !empty && is_failed_start(f->dir);
+        if (!empty && !f->failed_start)
             return sp_error(
                 SP_BAD_INPUT,
                 "%s is not empty; continue the run in it with --resume, start anew there "
@@ -217,7 +239,7 @@ static void remove_temporaries(const char *dir, const char *prefix) {
 
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start) {
     f->written = true;
-    if (start == SP_START_FORCE) SP_TRY(move_aside(f));
+    if (start == SP_START_FORCE || f->failed_start) SP_TRY(move_aside(f));
     char *checkpoints = sp_run_path(f, "checkpoints"), *tb = sp_run_path(f, "tb");
     sp_status st = checkpoints && tb ? SP_OK : no_memory();
     if (st == SP_OK) st = sp_mkdirs(checkpoints);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 typedef enum sp_start {
-    SP_START_NEW,         // the folder must be absent or empty
+    SP_START_NEW,         // the folder must be absent, empty, or of a run that failed before a step
     SP_START_RESUME,      // from the newest checkpoint; none there is an error
     SP_START_RESUME_AUTO, // the same, or new if the folder holds no checkpoint
     SP_START_FORCE,       // anew; what an earlier run left is moved into old-N/
@@ -21,6 +21,7 @@ typedef struct sp_run_folder {
     char *checkpoint; // to resume from; NULL: a new run
     int lock;         // file descriptor, -1: none
     bool created;     // DIR did not exist before
+    bool failed_start; // it holds a run that failed before its first step, to be moved aside
     bool written;     // something of this run stands in it
     json_t *info;     // run.json
 } sp_run_folder;
@@ -28,7 +29,7 @@ typedef struct sp_run_folder {
 // Refuses what `start` does not allow (SP_BAD_INPUT), takes the lock and finds the checkpoint to
 // resume from. Writes nothing but the lock. `look_only` (a dry run) does not even do that.
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out);
-// Moves an earlier run aside if forced, removes temporary files of a killed run, makes sub-folders.
+// Moves an earlier run aside if forced or if it never made a step, removes temporary files of a killed run, makes sub-folders.
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start);
 // Releases the lock; removes a folder that was created and stayed empty. Safe on a zeroed `f`.
 void sp_run_folder_close(sp_run_folder *f);

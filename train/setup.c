@@ -217,6 +217,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(compare_configs(t));
     SP_TRY(sp_ranks_same("the training data", t->data_identity));
     if (t->resumed) SP_TRY(sp_trainer_load(t));
+    SP_TRY(sp_ranks_agree(sp_trainer_import(t)));
     SP_TRY(open_backend(t));
     SP_TRY(sp_ranks_agree(check_shapes(t)));
     if (t->ranks->rank == 0) t->matmul_tflops = 1e-3 * sp_backend_matmul_gflops(t->backend);
@@ -311,7 +312,6 @@ static sp_status make_tensors(sp_trainer *t) {
                  {&t->grad, "Forecast gradients"}};
     for (int i = 0; i < 4; i++)
         SP_TRY(sp_tensor_alloc(t->backend, SP_F32, rows, d->hidden, parts[i].what, parts[i].t));
-    SP_TRY(sp_forecast_alloc(d, &t->forecast));
     for (int i = 0; i < 2; i++)
         SP_TRY(sp_alloc(&t->moments[i], rows * d->hidden, sizeof(float), "host copy of moments"));
     SP_TRY(sp_alloc(&t->losses, L, sizeof(double), "losses"));

@@ -93,10 +93,15 @@ static sp_status initial_weights(sp_trainer *t) {
         memset(&t->state, 0, sizeof t->state);
         return SP_OK;
     }
-    if (!from) {
+    if (!from) // else sp_trainer_import has read them
         sp_forecast_init(&t->forecast, (uint64_t)t->config->seed);
-        return SP_OK;
-    }
+    return SP_OK;
+}
+
+sp_status sp_trainer_import(sp_trainer *t) {
+    const char *from = t->config->init_from;
+    SP_TRY(sp_forecast_alloc(t->desc, &t->forecast));
+    if (t->resumed || !from) return SP_OK;
     sp_imported info = {0};
     SP_TRY(sp_forecast_import(from, &t->forecast, &info));
     sp_info("weights     from %s (%s%s%s)", from, info.format ? info.format : "?",

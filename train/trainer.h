@@ -110,6 +110,8 @@ int64_t sp_trainer_predicted_bytes(const sp_trainer *t); // of one rank
 // state.c
 // Rank 0 loads and checks the folder's checkpoint; all learn the position.
 sp_status sp_trainer_load(sp_trainer *t);
+// Allocates `forecast` and reads init_from into it, before anything is written.
+sp_status sp_trainer_import(sp_trainer *t);
 // Fills forecast, master, moments from the checkpoint, from init_from, or from the seed.
 sp_status sp_trainer_init_weights(sp_trainer *t);
 sp_status sp_trainer_refresh(sp_trainer *t); // storage copies := master; not collective
