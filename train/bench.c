@@ -18,7 +18,8 @@
 #include "kernels/bench.h"
 #include "kernels/profile.h"
 #include "model/flops.h"
-#include "train/distill.h"
+#include "train/bench_scaling.h"
+#include "train/bench_step.h"
 #include "train/ranks.h"
 
 #include <jansson.h>
@@ -31,12 +32,15 @@
 static const char usage[] =
     "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
     "sparda bench OPERATION|all [--like DIMENSIONS] [--tokens T] [options]\n"
+    "sparda bench scaling [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
     "sparda bench decode|transfer --help      serving on a GPU\n"
     "sparda bench data --help                 importing and reading token data\n"
     "\n"
     "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
     "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
     "                   (default data/tiny-base)\n"
+    "  scaling          the same step on every rank of an mpirun or srun, with and without the sum of\n"
+    "                   gradients, and the sum alone\n"
     "  OPERATION        one operation of kernels/kernels.h without its sp_, such as importance, "
     "or\n"
     "                   original_lists (importance and select_blocks, tile by tile), at the\n"
@@ -93,95 +97,6 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
 
 // ---- train-step ---------------------------------------------------------------------------------
 
-typedef struct step_bench {
-    sp_model_desc *desc;
-    sp_model *model;
-    sp_distill *distill;
-    sp_forecast forecast;
-    sp_forecast_device device;
-    sp_tensor master, moment1, moment2, grad; // F32 [L*R, D]
-    int32_t *tokens;                          // [batch][T]
-    double *losses;                           // [L]
-    double *ms;                               // [steps]
-} step_bench;
-
-static sp_status make_tokens(const bench_args *a, step_bench *b) {
-    int64_t n;
-    if (!sp_mul(a->batch, a->seq_len, &n))
-        return sp_error(SP_BAD_INPUT, "batch x seq-len overflows");
-    SP_TRY(sp_alloc(&b->tokens, n, sizeof *b->tokens, "tokens"));
-    if (b->desc->vocab == SP_CORPUS_VOCAB) {
-        sp_corpus_args corpus = sp_corpus_defaults(1);
-        for (int64_t i = 0; i < a->batch; i++)
-            SP_TRY(
-                sp_corpus_sequence(&corpus, (uint64_t)i, a->seq_len, b->tokens + i * a->seq_len));
-        return SP_OK;
-    }
-    uint64_t state = 1;
-    for (int64_t i = 0; i < n; i++)
-        b->tokens[i] = (int32_t)(sp_splitmix64(&state) % (uint64_t)b->desc->vocab);
-    return SP_OK;
-}
-
-static sp_status open_step(sp_backend *be, const bench_args *a, step_bench *b) {
-    SP_TRY(sp_model_describe(a->base, NULL, &b->desc));
-    const sp_model_desc *d = b->desc;
-    if (a->seq_len < sp_distill_min_tokens(d))
-        return sp_error(SP_BAD_INPUT, "--seq-len %lld is below one window of %lld tokens",
-                        (long long)a->seq_len, (long long)sp_distill_min_tokens(d));
-    SP_TRY(sp_model_load(be, d, &(sp_model_load_options){.progress = true}, &b->model));
-    sp_distill_args args = {.teacher = {2, 1}};
-    SP_TRY(sp_distill_open(b->model, a->seq_len, &args, &b->distill));
-    SP_TRY(sp_forecast_alloc(d, &b->forecast));
-    sp_forecast_init(&b->forecast, 42);
-    SP_TRY(sp_forecast_upload(be, &b->forecast, &b->device));
-    int64_t rows = d->layers * b->forecast.rows;
-    sp_tensor *parts[] = {&b->master, &b->moment1, &b->moment2, &b->grad};
-    for (int i = 0; i < 4; i++)
-        SP_TRY(sp_tensor_alloc(be, SP_F32, rows, d->hidden, "optimiser state", parts[i]));
-    SP_TRY(sp_upload(b->master, b->forecast.w));
-    SP_TRY(sp_alloc(&b->losses, d->layers, sizeof(double), "losses"));
-    SP_TRY(sp_alloc(&b->ms, a->steps, sizeof(double), "times"));
-    return make_tokens(a, b);
-}
-
-static void close_step(step_bench *b) {
-    sp_tensor_free(&b->master);
-    sp_tensor_free(&b->moment1);
-    sp_tensor_free(&b->moment2);
-    sp_tensor_free(&b->grad);
-    sp_forecast_device_free(&b->device);
-    sp_forecast_free(&b->forecast);
-    sp_distill_close(b->distill);
-    sp_model_free(b->model);
-    sp_model_desc_free(b->desc);
-    free(b->tokens);
-    free(b->losses);
-    free(b->ms);
-}
-
-static sp_status one_step(const bench_args *a, step_bench *b, int64_t step) {
-    SP_TRY(sp_fill(b->grad, 0));
-    for (int64_t i = 0; i < a->batch; i++)
-        SP_TRY(sp_distill_step(b->distill, &b->device, b->tokens + i * a->seq_len, a->seq_len, 1.0,
-                               &b->grad, b->losses));
-    double squares;
-    SP_TRY(sp_sum_squares(b->grad, &squares));
-    double norm = sqrt(squares) / (double)a->batch;
-    sp_adamw_args adam = {.lr = 5e-4f,
-                          .beta1 = 0.9f,
-                          .beta2 = 0.95f,
-                          .eps = 1e-6f,
-                          .weight_decay = 0.01f,
-                          .grad_scale = (float)(fmin(1, 0.5 / (norm + 1e-6)) / (double)a->batch),
-                          .step = step};
-    SP_TRY(sp_adamw(&adam, b->master, b->moment1, b->moment2, b->grad));
-    int64_t R = b->forecast.rows;
-    for (int64_t l = 0; l < b->forecast.layers; l++)
-        SP_TRY(sp_copy(b->device.w[l], sp_tensor_rows(b->master, l * R, R)));
-    return SP_OK;
-}
-
 static int by_value(const void *x, const void *y) {
     double a = *(const double *)x, b = *(const double *)y;
     return a < b ? -1 : a > b;
@@ -213,14 +128,14 @@ static double operation_flop(const char *name, const sp_flops *f) {
     return flop;
 }
 
-static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json_t *results) {
+static void report_step(sp_backend *be, const bench_args *a, sp_bench_step *b, double *ms, json_t *results) {
     sp_flops one = sp_flops_training(b->desc, (sp_grid){2, 1}, a->seq_len);
     double ceiling = sp_backend_matmul_gflops(be), total_ms = 0;
-    for (int64_t i = 0; i < a->steps; i++) total_ms += b->ms[i];
-    qsort(b->ms, (size_t)a->steps, sizeof(double), by_value);
+    for (int64_t i = 0; i < a->steps; i++) total_ms += ms[i];
+    qsort(ms, (size_t)a->steps, sizeof(double), by_value);
     double median =
-        a->steps % 2 ? b->ms[a->steps / 2] : (b->ms[a->steps / 2 - 1] + b->ms[a->steps / 2]) / 2;
-    double p99 = b->ms[(int64_t)ceil(0.99 * (double)a->steps) - 1];
+        a->steps % 2 ? ms[a->steps / 2] : (ms[a->steps / 2 - 1] + ms[a->steps / 2]) / 2;
+    double p99 = ms[(int64_t)ceil(0.99 * (double)a->steps) - 1];
     double tokens = (double)a->batch * (double)a->seq_len;
     double flop = (double)a->batch * sp_flops_total(&one), gflops = 1e-6 * flop / median;
     int64_t peak = 0;
@@ -229,7 +144,7 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     sp_info("train-step  %s, %lld x %lld tokens, median of %lld", b->desc->name,
             (long long)a->batch, (long long)a->seq_len, (long long)a->steps);
     sp_info("  %.1f ms (slowest %.1f), %.0f tokens/s, %.2f GFLOP useful, %.1f GFLOP/s", median,
-            b->ms[a->steps - 1], 1e3 * tokens / median, 1e-9 * flop, gflops);
+            ms[a->steps - 1], 1e3 * tokens / median, 1e-9 * flop, gflops);
     if (ceiling > 0)
         sp_info("  %.1f%% of the rate of large matrix products here, %.1f GFLOP/s",
                 100 * gflops / ceiling, ceiling);
@@ -244,19 +159,19 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
     for (int i = 0; sorted && i < n; i++) sorted[i] = rows[i];
     if (sorted) qsort(sorted, (size_t)n, sizeof *sorted, by_time);
     for (int i = 0; sorted && i < n && sorted[i].calls > 0; i++) {
-        double ms = 1e3 * sorted[i].seconds / (double)a->steps;
+        double mine = 1e3 * sorted[i].seconds / (double)a->steps;
         double share = 1e3 * sorted[i].seconds / total_ms;
-        double rate = (double)a->batch * operation_flop(sorted[i].name, &one) / ms * 1e-6;
+        double rate = (double)a->batch * operation_flop(sorted[i].name, &one) / mine * 1e-6;
         timed += share;
         char rate_text[32] = "", of_text[32] = "";
         if (rate > 0) snprintf(rate_text, sizeof rate_text, "%.1f", rate);
         if (rate > 0 && ceiling > 0)
             snprintf(of_text, sizeof of_text, "%.1f%%", 100 * rate / ceiling);
-        sp_info("  %-18s %10.2f %7.1f%% %8lld %10s %8s", sorted[i].name, ms, 100 * share,
+        sp_info("  %-18s %10.2f %7.1f%% %8lld %10s %8s", sorted[i].name, mine, 100 * share,
                 (long long)(sorted[i].calls / a->steps), rate_text, of_text);
         json_array_append_new(operations,
                               json_pack("{s:s, s:f, s:f, s:I, s:o}", "name", sorted[i].name,
-                                        "ms_per_step", ms, "share_of_step", share, "calls_per_step",
+                                        "ms_per_step", mine, "share_of_step", share, "calls_per_step",
                                         (json_int_t)(sorted[i].calls / a->steps), "gflops",
                                         rate > 0 ? json_real(rate) : json_null()));
     }
@@ -269,7 +184,7 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
                   "train-step", "shape",
                   json_sprintf("%s, %lld x %lld tokens", b->desc->name, (long long)a->batch,
                                (long long)a->seq_len),
-                  "ms_median", median, "ms_min", b->ms[0], "ms_p99", p99, "n", (json_int_t)a->steps,
+                  "ms_median", median, "ms_min", ms[0], "ms_p99", p99, "n", (json_int_t)a->steps,
                   "flop", flop, "bytes", "tflops", 1e-3 * gflops, "gbps", "ceiling",
                   ceiling > 0 ? json_real(1e-3 * ceiling) : json_null(), "ceiling_unit", "tflops",
                   "share", ceiling > 0 ? json_real(gflops / ceiling) : json_null());
@@ -281,23 +196,27 @@ static void report_step(sp_backend *be, const bench_args *a, step_bench *b, json
 
 static sp_status bench_step(sp_backend *be, const bench_args *a, json_t *results) {
     enum { WARM_UPS = 3 };
-    step_bench b = {0};
+    sp_bench_step b = {0};
+    sp_bench_step_args step = {.base = a->base, .seq_len = a->seq_len, .batch = a->batch, .progress = true};
+    double *ms = NULL;
     sp_status st = SP_OK;
-    SP_GO(open_step(be, a, &b));
+    SP_GO(sp_alloc(&ms, a->steps, sizeof *ms, "times"));
+    SP_GO(sp_bench_step_open(be, &step, &b));
     SP_GO(sp_profile_open(be));
     for (int64_t i = -WARM_UPS; i < a->steps; i++) {
         if (i == 0) sp_profile_reset();
         sp_progress("step %lld of %lld%s", (long long)(i < 0 ? i + WARM_UPS : i) + 1,
                     (long long)(i < 0 ? WARM_UPS : a->steps), i < 0 ? " to warm up" : "");
         double start = sp_now();
-        SP_GO(one_step(a, &b, i + WARM_UPS + 1));
-        if (i >= 0) b.ms[i] = 1e3 * (sp_now() - start);
+        SP_GO(sp_bench_step_run(&step, &b, i + WARM_UPS + 1));
+        if (i >= 0) ms[i] = 1e3 * (sp_now() - start);
     }
     sp_progress("%s", "");
-    report_step(be, a, &b, results);
+    report_step(be, a, &b, ms, results);
 done:
     sp_profile_close();
-    close_step(&b);
+    sp_bench_step_close(&b);
+    free(ms);
     return st;
 }
 
@@ -342,6 +261,14 @@ sp_status sp_bench_command(int argc, char **argv) {
     sp_backend *be = NULL;
     json_t *results = json_array();
     sp_status st = SP_OK;
+    if (strcmp(a.what, "scaling") == 0) {
+        SP_GO(sp_bench_scaling(&(sp_bench_step_args){.base = a.base,
+                                                     .seq_len = a.seq_len,
+                                                     .batch = a.batch},
+                               &a.backend, a.steps, results));
+        if (a.json && json_array_size(results) > 0) SP_GO(sp_json_write(a.json, results));
+        goto done;
+    }
     SP_GO(sp_backend_open(&a.backend, &be));
     sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
     sp_info("backend     %s", sp_backend_description(be));
