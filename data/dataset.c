@@ -46,24 +46,28 @@ int64_t sp_find_bad_token(const int32_t *tokens, int64_t n, int64_t vocab) {
     return i;
 }
 
+const char *sp_token_hint(int64_t id, int64_t vocab) {
+    enum { LLAMA3_VOCAB = 128256, LLAMA3_SPECIAL = 128000, SMALL = 1024 };
+    if (id < 0) return "no tokenizer makes negative ids: the file is damaged or of another kind";
+    if (id >= LLAMA3_VOCAB || vocab <= SMALL || vocab > LLAMA3_SPECIAL)
+        return "the row was made with another tokenizer, or the file is damaged";
+    if (id >= LLAMA3_SPECIAL)
+        return "this is a special token of Llama-3, in whose tokens the public ProLong data comes: "
+               "the data set has not been re-tokenised (sparda data retokenize)";
+    return "Llama-3, in whose tokens the public ProLong data comes, has such ids: the data set has "
+           "probably not been re-tokenised (sparda data retokenize)";
+}
+
 sp_status sp_bad_token(const sp_source *s, int64_t row, int64_t position, int64_t id, int64_t vocab,
                        const char *of) {
-    enum { LLAMA3_VOCAB = 128256, LLAMA3_SPECIAL = 128000 };
     char place[48];
     s->ops->place(s, row, position, place);
-    const char *why = "the row was made with another tokenizer, or the file is damaged";
-    if (id >= 0 && id < LLAMA3_VOCAB && vocab < LLAMA3_SPECIAL && vocab > 1024)
-        why = id >= LLAMA3_SPECIAL
-                  ? "this is a special token of Llama-3, in which the public ProLong data comes: "
-                    "the data set has not been re-tokenised. Use 'sparda data retokenize'"
-                  : "it would be one of Llama-3, in which the public ProLong data comes: the data "
-                    "set has probably not been re-tokenised. Use 'sparda data retokenize'";
-    if (id < 0) why = "no tokenizer makes negative ids: the file is damaged or of another kind";
     return sp_error(SP_BAD_INPUT,
                     "%s: row %lld, position %lld: token id %lld is outside 0..%lld, the vocabulary "
                     "of the %s (%s); %s",
                     s->path, (long long)row, (long long)position, (long long)id,
-                    (long long)(vocab > 0 ? vocab - 1 : INT32_MAX), of, place, why);
+                    (long long)(vocab > 0 ? vocab - 1 : INT32_MAX), of, place,
+                    sp_token_hint(id, vocab));
 }
 
 void sp_source_clear(sp_source *s) {
@@ -142,7 +146,7 @@ static sp_status add_shard(finder *f, const sp_folder_index *list, const char *p
     if (f->o->vocab > 0 && s->vocab > f->o->vocab)
         sp_problems_add(f->problems,
                         "%s: made for a vocabulary of %lld tokens ('%s'), the model has %lld; the "
-                        "rows must be tokenised again for this model",
+                        "rows must be tokenised again for this model (sparda data retokenize)",
                         path, (long long)s->vocab, s->tokenizer, (long long)f->o->vocab);
     return sp_sources_add(out, s);
 }

@@ -91,21 +91,20 @@ static int64_t count_ends(const sp_flat_file *f, const sp_flat_format *format, i
 static sp_status bad_id(const sp_flat_file *f, const sp_flat_format *format, int64_t row_at,
                         int64_t position, int64_t id, int64_t vocab) {
     int64_t row = count_ends(f, format, row_at);
+    const long long limit = vocab > 0 ? vocab - 1 : INT32_MAX;
     if (f->json)
         return sp_error(SP_BAD_INPUT,
                         "%s: row %lld (line %lld, byte %lld), position %lld: token id %lld is "
-                        "outside 0..%lld, the vocabulary",
+                        "outside 0..%lld, the vocabulary; %s",
                         f->path, (long long)row, (long long)row + 1, (long long)row_at,
-                        (long long)position, (long long)id,
-                        (long long)(vocab > 0 ? vocab - 1 : INT32_MAX));
+                        (long long)position, (long long)id, limit, sp_token_hint(id, vocab));
     return sp_error(
         SP_BAD_INPUT,
         "%s: row %lld, position %lld (byte %lld): token id %lld is outside 0..%lld, the "
-        "vocabulary; another tokenizer made it, or its integers are not of the type "
-        "given with --dtype",
+        "vocabulary; %s; or its integers are not of the type given with --dtype",
         f->path, (long long)row, (long long)position,
-        (long long)(row_at + position * format->itemsize), (long long)id,
-        (long long)(vocab > 0 ? vocab - 1 : INT32_MAX));
+        (long long)(row_at + position * format->itemsize), (long long)id, limit,
+        sp_token_hint(id, vocab));
 }
 
 static int32_t value_at(const uint8_t *p, const sp_flat_format *format) {

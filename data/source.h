@@ -56,6 +56,8 @@ struct sp_source {
 // ("model", "file"). Says so when the ids look like those of the public, not yet re-tokenised data.
 sp_status sp_bad_token(const sp_source *s, int64_t row, int64_t position, int64_t id, int64_t vocab,
                        const char *of);
+// What an id outside a vocabulary (0: any) suggests about the data, in words.
+const char *sp_token_hint(int64_t id, int64_t vocab);
 // First position of a token below 0 or at or above `vocab` (0: no limit); n if there is none.
 int64_t sp_find_bad_token(const int32_t *tokens, int64_t n, int64_t vocab);
 

@@ -175,7 +175,11 @@ fi
 
 # data of Llama-3 for a model with another vocabulary is recognised
 printf '[9,128000,5]\n' >"$work/llama.jsonl"
-check 2 "$sparda" data import "$work/llama.jsonl" --out "$work/bad" --vocab 73448
+import 2 "$work/llama.jsonl" --out "$work/bad" --vocab 73448
+has err 'token id 128000 .*a special token of Llama-3.* has not been re-tokenised'
+printf '[9,100000,5]\n' >"$work/llama2.jsonl"
+import 2 "$work/llama2.jsonl" --out "$work/bad" --vocab 73448
+has err 'token id 100000 .*has probably not been re-tokenised'
 import 0 "$work/llama.jsonl" --out "$work/llama"
 check 2 "$sparda" data verify "$work/llama" --vocab 73448
 has err 'must be tokenised again'
