@@ -184,6 +184,34 @@ import 0 "$work/llama.jsonl" --out "$work/llama"
 check 2 "$sparda" data verify "$work/llama" --vocab 73448
 has err 'must be tokenised again'
 
+# ---- re-tokenisation: its arguments (what it does is tested in C)
+tokenizers=$root/tests/tokenizers
+retokenize() {
+    want=$1
+    shift
+    check "$want" "$sparda" data retokenize "$mds/raw/ledger" --out "$work/text" "$@"
+}
+retokenize 2 --from "$tokenizers/bytes.json"
+has err 'name the tokenizers'
+retokenize 2 --from "$tokenizers/bytes.json" --to "$tokenizers"
+has err 'holds neither tokenizer.json nor tokenizer.model'
+retokenize 2 --from "$tokenizers/bytes.json" --to "$tokenizers/absent.json"
+retokenize 2 --from "$tokenizers/bytes.json" --to "$tokenizers/marks.model" --clean-up maybe
+retokenize 2 --from "$tokenizers/small.json" --to "$tokenizers/marks.model" # has fewer ids
+has err 'shard.00000.mds: row .*, position .*: token id'
+nothing_left "$work/text"
+mkdir "$work/llama3"
+cp "$tokenizers/bytes.json" "$work/llama3/tokenizer.json"
+printf '{"clean_up_tokenization_spaces": true}' >"$work/llama3/tokenizer_config.json"
+retokenize 0 --from "$work/llama3" --to "$tokenizers/marks.model"
+has err 'from llama3 tokenizer.json sha256:.* to tokenizers marks.model sha256:.*, cleaned up'
+check 0 "$sparda" data verify "$work/text"
+has out '40 rows'
+check 0 "$sparda" data info "$work/text"
+has out 'tokenizer tokenizers marks.model sha256:'
+retokenize 2 --from "$work/llama3" --to "$tokenizers/marks.model" --clean-up no
+has err 'replace it with --force'
+
 # ---- a full disk: 3, and nothing is left
 awk 'BEGIN { for (i = 0; i < 400; i++) { printf "[1"; for (k = 0; k < 3000; k++) printf ",%d", k; print "]" } }' \
     >"$work/large.jsonl"
