@@ -91,6 +91,7 @@ static const command commands[] = {
      "  --base DIR, --vocab N   ids must be below the model's vocabulary\n"
      "  --no-duplicates     do not look for equal rows (saves 16 bytes of memory a row)\n"
      "  --threads N         (all cores)\n"
+     "  --write-list        then write shards.json, by which a folder of many shards opens fast\n"
      "  --json              as JSON on standard output\n",
      sp_data_verify, NULL},
     {"info",

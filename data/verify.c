@@ -8,6 +8,7 @@
 #include "common/util.h"
 #include "data/args.h"
 #include "data/commands.h"
+#include "data/folder_index.h"
 #include "data/source.h"
 
 #include <jansson.h>
@@ -243,19 +244,47 @@ done:
     return st;
 }
 
+// shards.json for every folder of HDF5 shards that `path` is or holds.
+static sp_status write_lists(const char *path) {
+    char **name;
+    int64_t n, rows, tokens, shards = 0;
+    if (!sp_path_is_dir(path)) return SP_OK;
+    SP_TRY(sp_list_dir(path, "", &name, &n));
+    sp_status st = SP_OK;
+    for (int64_t i = 0; i < n && st == SP_OK; i++) {
+        size_t l = strlen(name[i]);
+        shards += l > 3 && strcmp(name[i] + l - 3, ".h5") == 0;
+        char *below = sp_path_join(path, name[i]);
+        if (!below) st = sp_error(SP_ENVIRONMENT, "out of memory");
+        if (st == SP_OK && sp_path_is_dir(below)) st = write_lists(below);
+        free(below);
+    }
+    sp_free_names(name, n);
+    SP_TRY(st);
+    if (shards == 0) return SP_OK;
+    SP_TRY(sp_folder_index_write(path, &rows, &tokens));
+    sp_info("%s/%s lists %lld shards", path, SP_FOLDER_INDEX, (long long)shards);
+    return SP_OK;
+}
+
 sp_status sp_data_verify(int argc, char **argv) {
     const char *path = NULL, *base = NULL;
+    bool list_shards = false;
     int64_t vocab = 0, threads = sysconf(_SC_NPROCESSORS_ONLN);
     bool none = false, json = false;
-    const sp_data_argument list[] = {
-        {"--base", SP_ARG_TEXT, &base},        {"--vocab", SP_ARG_COUNT, &vocab},
-        {"--threads", SP_ARG_COUNT, &threads}, {"--no-duplicates", SP_ARG_FLAG, &none},
-        {"--json", SP_ARG_FLAG, &json},        {0}};
+    const sp_data_argument list[] = {{"--base", SP_ARG_TEXT, &base},
+                                     {"--vocab", SP_ARG_COUNT, &vocab},
+                                     {"--threads", SP_ARG_COUNT, &threads},
+                                     {"--no-duplicates", SP_ARG_FLAG, &none},
+                                     {"--write-list", SP_ARG_FLAG, &list_shards},
+                                     {"--json", SP_ARG_FLAG, &json},
+                                     {0}};
     SP_TRY(sp_arguments_parse("verify", argc, argv, list, &(sp_operands){&path, 0, 1}));
     if (!path) return sp_error(SP_BAD_INPUT, "sparda data verify: a path is missing");
     if (threads < 1 || threads > 1024 || vocab < 0 || vocab > INT32_MAX || (base && vocab))
         return sp_error(SP_BAD_INPUT, "sparda data verify: --threads takes 1 to 1024, --vocab 1 to "
                                       "2147483647, and --base says the same as --vocab");
     if (base) SP_TRY(sp_base_vocab(base, &vocab));
-    return verify_path(path, vocab, !none, threads, json);
+    SP_TRY(verify_path(path, vocab, !none, threads, json));
+    return list_shards ? write_lists(path) : SP_OK;
 }

@@ -275,5 +275,8 @@ printf '{' >"$work/listed/shards.json"
 check 0 "$sparda" data info "$work/listed" --json
 has err 'warning: .*the shards are opened without it'
 cmp "$work/out" "$work/info" || complain 'another description without the list'
+check 0 "$sparda" data verify "$work/listed" --write-list
+has err 'shards.json lists [0-9]* shards'
+cmp "$work/listed/shards.json" "$work/whole/large/shards.json" || complain 'another list by verify'
 
 finish
