@@ -127,7 +127,7 @@ const sp_option sp_options[] = {
     INT("time_limit_min", "0", 0, MANY, "minutes", CHANGES, time_limit_min,
         "save and stop, as after a signal, when so much time is used; 0: no limit"),
     INT("watchdog_s", "30", 1, MANY, "seconds", CHANGES, watchdog_s,
-        "give up when another rank is so long silent in a collective"),
+        "a rank that is silent for so long, or a sum over GPUs that takes so long, ends the run"),
     INT("max_nonfinite_steps", "10", 1, MANY, "optimiser steps", CHANGES, max_nonfinite_steps,
         "so many updates in a row skipped for a gradient that is not finite end the run"),
 

@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 static const sp_ranks *ranks;
@@ -201,12 +202,32 @@ static void test_same(void **state) {
     assert_non_null(strstr(sp_error_text(), "rank 1 on "));
 }
 
+// A rank that works longer than the deadline of silence is late, not silent.
+static void test_late(void **state) {
+    (void)state;
+    sp_backend_options o = {.name = "cpu", .cpu_blas = "openblas", .threads = 1, .local_ranks = 1};
+    sp_backend *be;
+    assert_ok(sp_backend_open(&o, &be));
+    assert_ok(sp_ranks_connect(be, 1));
+    int64_t v = ranks->rank;
+    if (ranks->rank == 0) nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 500000000}, NULL);
+    assert_ok(sp_ranks_max(&v, 1));
+    assert_int_equal(v, ranks->size - 1);
+    assert_ok(sp_ranks_connect(be, 30));
+    sp_backend_close(be);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launchers),        cmocka_unit_test(test_slurm),
-        cmocka_unit_test(test_topology),         cmocka_unit_test(test_sum),
-        cmocka_unit_test(test_sum_of_nonfinite), cmocka_unit_test(test_max_and_broadcast),
-        cmocka_unit_test(test_agreement),        cmocka_unit_test(test_same),
+        cmocka_unit_test(test_launchers),
+        cmocka_unit_test(test_slurm),
+        cmocka_unit_test(test_topology),
+        cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_sum_of_nonfinite),
+        cmocka_unit_test(test_max_and_broadcast),
+        cmocka_unit_test(test_agreement),
+        cmocka_unit_test(test_same),
+        cmocka_unit_test(test_late),
     };
     if (sp_ranks_open(&ranks) != SP_OK) {
         fprintf(stderr, "%s\n", sp_error_text());

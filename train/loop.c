@@ -120,6 +120,7 @@ static int64_t peak_bytes(const sp_trainer *t) {
 static sp_status one_step(sp_trainer *t, sp_step_metrics *m, bool *stop) {
     int64_t L = t->desc->layers;
     double start = sp_now(), waited = sp_loader_waited(t->loader);
+    sp_ranks_step(t->at.step + 1);
     memset(t->sums, 0, (size_t)(L + N_COUNTS) * sizeof(double));
     sp_status st = set_stage(t);
     if (st == SP_OK) st = add_gradients(t);
@@ -304,6 +305,7 @@ sp_status sp_trainer_loop(sp_trainer *t) {
             sp_warn("step %lld could not be saved, the run goes on: %s", (long long)t->at.step,
                     sp_error_text());
     }
+    sp_ranks_step(0);
     SP_TRY(save_last(t));
     t->stopped = t->at.step < c->steps;
     return SP_OK;

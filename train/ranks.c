@@ -3,6 +3,9 @@
 // Sums do not use MPI_Allreduce: its order of additions is the library's choice. Each rank receives
 // one share of every buffer, adds it in rank order, and hands the result to all: the same traffic
 // as a ring, with an order that is ours.
+//
+// While ranks are open, every MPI call is one that does not block, made under the heartbeat's lock:
+// see heartbeat.h.
 #include "train/ranks.h"
 
 #include "common/build.h"
@@ -17,7 +20,7 @@
 #include <unistd.h>
 
 #if SPARDA_HAVE_MPI
-#include <mpi.h>
+#include "train/heartbeat.h"
 #endif
 
 static struct {
@@ -114,6 +117,18 @@ static sp_status mpi_error(int code, const char *call) {
         if (mpi_try_ != MPI_SUCCESS) return mpi_error(mpi_try_, #call);                            \
     } while (0)
 
+// A collective: `begin` is an MPI_I... call whose request is `request`; `what` is what this rank
+// waits for.
+#define MPI_COLLECT(what, begin)                                                                   \
+    do {                                                                                           \
+        MPI_Request request = MPI_REQUEST_NULL;                                                    \
+        sp_heartbeat_lock();                                                                       \
+        int collect_ = (begin);                                                                    \
+        sp_heartbeat_unlock();                                                                     \
+        if (collect_ == MPI_SUCCESS) collect_ = sp_heartbeat_wait(&request, what, false);          \
+        if (collect_ != MPI_SUCCESS) return mpi_error(collect_, what);                             \
+    } while (0)
+
 static void note_local_rank(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID",
                                         "MPI_LOCALRANKID", "PALS_LOCAL_RANKID"};
@@ -130,13 +145,10 @@ static void note_local_rank(void) {
 }
 
 static sp_status start_mpi(const sp_launcher *l) {
-    int initialised = 0;
-    MPI_TRY(MPI_Initialized(&initialised));
-    if (!initialised) {
-        int provided;
-        MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided));
-        self.mpi = true;
-    }
+    int provided;
+    SP_TRY(sp_heartbeat_prepare());
+    MPI_TRY(MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &provided));
+    self.mpi = true;
     MPI_TRY(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     MPI_TRY(MPI_Comm_rank(MPI_COMM_WORLD, &self.ranks.rank));
     MPI_TRY(MPI_Comm_size(MPI_COMM_WORLD, &self.ranks.size));
@@ -150,6 +162,7 @@ static sp_status start_mpi(const sp_launcher *l) {
     MPI_TRY(MPI_Comm_rank(local, &self.ranks.local_rank));
     MPI_TRY(MPI_Comm_size(local, &self.ranks.local_size));
     MPI_TRY(MPI_Comm_free(&local));
+    MPI_TRY(sp_heartbeat_start(provided, self.ranks.host));
     note_local_rank();
     return SP_OK;
 }
@@ -181,7 +194,7 @@ sp_status sp_ranks_open(const sp_ranks **out) {
 
 void sp_ranks_close(void) {
 #if SPARDA_HAVE_MPI
-    if (self.mpi) MPI_Finalize();
+    if (self.mpi) sp_heartbeat_stop();
 #endif
     free(self.ranks.note);
     free(self.values);
@@ -216,7 +229,8 @@ static sp_status broadcast_from(int root, void *data, int64_t bytes) {
     enum { PIECE = 1 << 28 };
     for (int64_t at = 0; at < bytes; at += PIECE) {
         int n = (int)(bytes - at < PIECE ? bytes - at : PIECE);
-        MPI_TRY(MPI_Bcast((char *)data + at, n, MPI_BYTE, root, MPI_COMM_WORLD));
+        MPI_COLLECT("what another rank has read",
+                    MPI_Ibcast((char *)data + at, n, MPI_BYTE, root, MPI_COMM_WORLD, &request));
     }
     return SP_OK;
 }
@@ -239,7 +253,8 @@ sp_status sp_ranks_agree(sp_status local) {
     struct {
         int code, rank;
     } mine = {(int)local, self.ranks.rank}, worst;
-    MPI_TRY(MPI_Allreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD));
+    MPI_COLLECT("the agreement of all ranks",
+                MPI_Iallreduce(&mine, &worst, 1, MPI_2INT, MPI_MAXLOC, MPI_COMM_WORLD, &request));
     if (worst.code == SP_OK) return SP_OK;
     bool own = worst.rank == self.ranks.rank;
     if (own && local != SP_CHECK_FAILED)
@@ -256,7 +271,7 @@ sp_status sp_ranks_agree(sp_status local) {
 void sp_ranks_abort(int code) {
     if (!self.mpi || alone() || self.agreed) return;
     fflush(NULL);
-    MPI_Abort(MPI_COMM_WORLD, code);
+    sp_heartbeat_abort(code);
 }
 
 // ---- data ---------------------------------------------------------------------------------------
@@ -273,6 +288,7 @@ static sp_status grow(float **buffer, int64_t *cap, int64_t n, const char *what)
 
 sp_status sp_ranks_connect(sp_backend *be, double deadline_s) {
     if (alone()) return SP_OK;
+    sp_heartbeat_limit(deadline_s);
     int64_t unable = !sp_backend_has_comm(be);
     SP_TRY(sp_ranks_max(&unable, 1));
     if (unable) return SP_OK;
@@ -284,11 +300,40 @@ sp_status sp_ranks_connect(sp_backend *be, double deadline_s) {
     return SP_OK;
 }
 
+// `counts` holds 4*size numbers: elements and offsets of each rank's share of the piece, then those
+// received.
+static sp_status sum_piece(float *piece, int64_t len, int *counts) {
+    const int size = self.ranks.size, rank = self.ranks.rank;
+    int *offsets = counts + size, *received = counts + 2 * size, *places = counts + 3 * size;
+    for (int r = 0; r < size; r++) {
+        offsets[r] = (int)(len * r / size);
+        counts[r] = (int)(len * (r + 1) / size) - offsets[r];
+    }
+    int64_t own = counts[rank];
+    for (int r = 0; r < size; r++) {
+        received[r] = (int)own;
+        places[r] = (int)(own * r);
+    }
+    MPI_COLLECT("the gradients of other ranks",
+                MPI_Ialltoallv(piece, counts, offsets, MPI_FLOAT, self.share, received, places,
+                               MPI_FLOAT, MPI_COMM_WORLD, &request));
+    float *sum = piece + offsets[rank];
+    for (int64_t i = 0; i < own; i++) {
+        double s = 0;
+        for (int r = 0; r < size; r++) s += (double)self.share[own * r + i];
+        sum[i] = (float)s;
+    }
+    MPI_COLLECT("the summed gradients",
+                MPI_Iallgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece, counts, offsets,
+                                MPI_FLOAT, MPI_COMM_WORLD, &request));
+    return SP_OK;
+}
+
 sp_status sp_ranks_sum(sp_tensor *grad) {
     if (alone()) return SP_OK;
     if (self.connected) return sp_all_reduce(*grad);
     enum { PIECE = 1 << 22 }; // elements summed at once; bounds the share buffer
-    const int size = self.ranks.size, rank = self.ranks.rank;
+    const int size = self.ranks.size;
     int64_t n;
     if (grad->dtype != SP_F32 || !sp_mul(grad->rows, grad->cols, &n))
         return sp_error(SP_ENVIRONMENT, "sp_ranks_sum: F32 expected, found %s",
@@ -296,38 +341,19 @@ sp_status sp_ranks_sum(sp_tensor *grad) {
     SP_TRY(grow(&self.values, &self.values_cap, n, "the gradient on its way to other ranks"));
     SP_TRY(grow(&self.share, &self.share_cap, PIECE + size, "the gradients of other ranks"));
     SP_TRY(sp_download(*grad, self.values));
-    int *counts =
-        NULL; // elements and offsets of each rank's share of the piece, then received ones
+    int *counts = NULL; // room of sum_piece
     SP_TRY(sp_alloc(&counts, 4 * (int64_t)size, sizeof *counts, "share sizes"));
-    int *offsets = counts + size, *received = counts + 2 * size, *places = counts + 3 * size;
-    int rc = MPI_SUCCESS;
-    for (int64_t at = 0; at < n && rc == MPI_SUCCESS; at += PIECE) {
-        float *piece = self.values + at;
-        int64_t len = n - at < PIECE ? n - at : PIECE;
-        for (int r = 0; r < size; r++) {
-            offsets[r] = (int)(len * r / size);
-            counts[r] = (int)(len * (r + 1) / size) - offsets[r];
-        }
-        int64_t own = counts[rank];
-        for (int r = 0; r < size; r++) {
-            received[r] = (int)own;
-            places[r] = (int)(own * r);
-        }
-        rc = MPI_Alltoallv(piece, counts, offsets, MPI_FLOAT, self.share, received, places,
-                           MPI_FLOAT, MPI_COMM_WORLD);
-        if (rc != MPI_SUCCESS) break;
-        float *sum = piece + offsets[rank];
-        for (int64_t i = 0; i < own; i++) {
-            double s = 0;
-            for (int r = 0; r < size; r++) s += (double)self.share[own * r + i];
-            sum[i] = (float)s;
-        }
-        rc = MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece, counts, offsets, MPI_FLOAT,
-                            MPI_COMM_WORLD);
-    }
+    sp_status st = SP_OK;
+    for (int64_t at = 0; at < n && st == SP_OK; at += PIECE)
+        st = sum_piece(self.values + at, n - at < PIECE ? n - at : PIECE, counts);
     free(counts);
-    if (rc != MPI_SUCCESS) return mpi_error(rc, "the sum of the gradients over ranks");
-    return sp_upload(*grad, self.values);
+    return st == SP_OK ? sp_upload(*grad, self.values) : st;
+}
+
+static sp_status gather_doubles(const double *v, int64_t n, double *all) {
+    MPI_COLLECT("the sums of other ranks", MPI_Iallgather(v, (int)n, MPI_DOUBLE, all, (int)n,
+                                                          MPI_DOUBLE, MPI_COMM_WORLD, &request));
+    return SP_OK;
 }
 
 sp_status sp_ranks_sum_doubles(double *v, int64_t n) {
@@ -337,18 +363,20 @@ sp_status sp_ranks_sum_doubles(double *v, int64_t n) {
     if (!sp_mul(n, self.ranks.size, &total) || n > INT_MAX)
         return sp_error(SP_ENVIRONMENT, "sp_ranks_sum_doubles: %lld values", (long long)n);
     SP_TRY(sp_alloc(&all, total, sizeof *all, "the sums of all ranks"));
-    int rc = MPI_Allgather(v, (int)n, MPI_DOUBLE, all, (int)n, MPI_DOUBLE, MPI_COMM_WORLD);
-    for (int64_t i = 0; i < n && rc == MPI_SUCCESS; i++) {
+    sp_status st = gather_doubles(v, n, all);
+    for (int64_t i = 0; i < n && st == SP_OK; i++) {
         v[i] = 0;
         for (int r = 0; r < self.ranks.size; r++) v[i] += all[r * n + i];
     }
     free(all);
-    return rc == MPI_SUCCESS ? SP_OK : mpi_error(rc, "MPI_Allgather");
+    return st;
 }
 
 sp_status sp_ranks_max(int64_t *v, int64_t n) {
     if (alone()) return SP_OK;
-    MPI_TRY(MPI_Allreduce(MPI_IN_PLACE, v, (int)n, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD));
+    MPI_COLLECT(
+        "the largest values of other ranks",
+        MPI_Iallreduce(MPI_IN_PLACE, v, (int)n, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD, &request));
     return SP_OK;
 }
 
@@ -379,12 +407,15 @@ sp_status sp_ranks_same(const char *what, const char *text) {
 sp_status sp_ranks_rest(void) {
     if (alone()) return SP_OK;
     MPI_Request request;
-    MPI_TRY(MPI_Ibarrier(MPI_COMM_WORLD, &request));
-    for (int done = 0;;) {
-        MPI_TRY(MPI_Test(&request, &done, MPI_STATUS_IGNORE));
-        if (done) return SP_OK;
-        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-    }
+    sp_heartbeat_lock();
+    int rc = MPI_Ibarrier(MPI_COMM_WORLD, &request);
+    sp_heartbeat_unlock();
+    if (rc == MPI_SUCCESS) rc = sp_heartbeat_wait(&request, "a rank with long work", true);
+    return rc == MPI_SUCCESS ? SP_OK : mpi_error(rc, "a rank with long work");
+}
+
+void sp_ranks_step(int64_t step) {
+    if (!alone()) sp_heartbeat_step(step);
 }
 
 #else // one process
@@ -415,6 +446,10 @@ sp_status sp_ranks_same(const char *what, const char *text) {
 }
 sp_status sp_ranks_rest(void) {
     return SP_OK;
+}
+
+void sp_ranks_step(int64_t step) {
+    (void)step;
 }
 
 #endif

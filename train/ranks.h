@@ -6,7 +6,8 @@
 // How a failure ends all ranks (bugs.md S15, S20). A rank that fails between two collectives
 // returns its error to main, which prints it and calls sp_ranks_abort: the launcher then ends the
 // others. A failure that went through sp_ranks_agree is known to all: every rank returns the same
-// status, only the failing one prints, and all end normally with that exit code.
+// status, only the failing one prints, and all end normally with that exit code. A rank that says
+// nothing any more, wherever it is, is noticed by another one (heartbeat.h), which ends all.
 #ifndef SPARDA_RANKS_H
 #define SPARDA_RANKS_H
 
@@ -64,5 +65,6 @@ sp_status sp_ranks_broadcast(void *data, int64_t bytes); // [collective] from ra
 sp_status sp_ranks_same(const char *what, const char *text);
 // [collective] A barrier whose waiting ranks sleep instead of spinning, for long work of one rank.
 sp_status sp_ranks_rest(void);
+void sp_ranks_step(int64_t step); // the step being computed, for messages; 0: none
 
 #endif

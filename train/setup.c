@@ -35,6 +35,12 @@ static sp_status compare_configs(const sp_trainer *t) {
     return st;
 }
 
+// Ranks of different builds could disagree on anything, so this is the first thing they compare.
+static sp_status compare_programs(void) {
+    return sp_ranks_same("the program", "sparda " SPARDA_VERSION " (" SPARDA_GIT
+                                        ", " SPARDA_COMPILER ", " SPARDA_BUILD_TYPE ")");
+}
+
 // ---- run folder ---------------------------------------------------------------------------------
 
 static char *default_folder(const sp_config *c) {
@@ -178,10 +184,10 @@ static sp_status open_backend(sp_trainer *t) {
 
 static sp_status check_shapes(const sp_trainer *t) {
     for (int64_t i = 0; i < t->stages.n; i++)
-        SP_TRY(sp_backend_supports(t->backend,
-                                   &(sp_shapes){.heads = t->desc->heads,
-                                                .fine = t->stages.grid[i],
-                                                .deployed = sp_deployed_grid(t->desc)}));
+        SP_TRY(
+            sp_backend_supports(t->backend, &(sp_shapes){.heads = t->desc->heads,
+                                                         .fine = t->stages.grid[i],
+                                                         .deployed = sp_deployed_grid(t->desc)}));
     return SP_OK;
 }
 
@@ -208,6 +214,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     *t = (sp_trainer){.args = args, .began = sp_now(), .saved_step = -1, .folder.lock = -1};
     SP_TRY(sp_ranks_open(&t->ranks));
     SP_TRY(sp_signals_catch());
+    SP_TRY(compare_programs());
     double hosts = t->ranks->local_rank == 0;
     SP_TRY(sp_ranks_sum_doubles(&hosts, 1));
     t->hosts = (int64_t)hosts;
@@ -215,6 +222,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(open_folder(t));
     SP_TRY(sp_ranks_agree(plan_locally(t)));
     SP_TRY(compare_configs(t));
+    SP_TRY(sp_ranks_same("the base model's config.json", t->desc->config_sha256));
     SP_TRY(sp_ranks_same("the training data", t->data_identity));
     if (t->resumed) SP_TRY(sp_trainer_load(t));
     SP_TRY(sp_ranks_agree(sp_trainer_import(t)));
