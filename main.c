@@ -43,7 +43,8 @@ static const command commands[] = {
     {"data", "import|retokenize|verify|info|synth|synth-model ...",
      "import, check or make token data, make a random model", run_data},
     {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
-    {"bench", "OPERATION|train-step [--json FILE]", "measure speed", sp_bench_command},
+    {"bench", "OPERATION|train-step|prefill|decode|transfer|... [--json FILE]", "measure speed",
+     sp_bench_command},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

@@ -49,4 +49,14 @@ has out '"name": "rmsnorm"'
 has err '^rmsnorm '
 check 3 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json"
 
+check 0 "$sparda" bench prefill --help
+has out 'selectors LIST'
+check 2 "$sparda" bench prefill --selectors dense,foo
+has err "'foo' is none of dense, original, forecast"
+check 0 "$sparda" bench prefill --base "$base" --tokens 100 --repeats 1 --threads 1 \
+    --selectors forecast,dense --json "$work/prefill.json"
+has err 'forecast  *100 tokens'
+grep -q '"shape": "tiny-base, 6 layers, 100 tokens, forecast"' "$work/prefill.json" || complain 'shape'
+[ "$(grep -c '"name": "prefill"' "$work/prefill.json")" = 2 ] || complain 'two selectors'
+
 finish

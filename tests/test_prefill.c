@@ -8,6 +8,7 @@
 #include "validate/engine.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,15 +16,21 @@ enum { L = 6, KV = 128, LISTS = 20, V = 1024, LONGEST = 230, BLOCK = 16 };
 static const sp_grid grid = {8, 4};
 
 static struct {
+    const sp_model *model; // on the CPU, then on a GPU if there is one
     sp_forecast_device forecast;
     int32_t tokens[LONGEST];
+    // Relative L2: another cut of the prompt changes the rounding of matrix products only, of fp32
+    // on the CPU, of bf16 in every layer on a GPU.
+    double same;
+    int64_t other_lists; // of the GPU: near ties
 } shared;
 
 static int group_setup(void **state) {
     (void)state;
-    const sp_model *m = test_tiny_base();
+    shared.model = test_tiny_base();
+    shared.same = 2e-5;
     sp_forecast f = golden_forecast(1);
-    assert_ok(sp_forecast_upload(m->backend, &f, &shared.forecast));
+    assert_ok(sp_forecast_upload(shared.model->backend, &f, &shared.forecast));
     sp_forecast_free(&f);
     uint64_t s = 12;
     for (int i = 0; i < LONGEST; i++) shared.tokens[i] = (int32_t)(test_random(&s) % V);
@@ -69,7 +76,7 @@ static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_te
 }
 
 static sink *sink_open(int64_t T) {
-    sp_backend *be = test_tiny_base()->backend;
+    sp_backend *be = shared.model->backend;
     sink *s = calloc(1, sizeof *s);
     s->T = T;
     for (int l = 0; l < L; l++)
@@ -90,11 +97,8 @@ static sp_status keep_list(void *user, const sp_engine_layer *v) {
     return sp_download(sp_tensor_rows(v->lists, v->n - 1, 1), lists + v->layer * LISTS);
 }
 
-// Another cut of the prompt changes the rounding of matrix products only.
-static const double same = 2e-5;
-
 static void compare(sp_selector selector, int64_t T, int64_t chunk) {
-    const sp_model *m = test_tiny_base();
+    const sp_model *m = shared.model;
     sp_engine *e;
     sp_prefiller *p;
     sink *s = sink_open(T);
@@ -122,7 +126,7 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
     for (int again = 0; again < 2; again++) { // nothing is left over from an earlier prompt
         s->layer = s->puts = 0;
         assert_ok(sp_prefiller_run(p, shared.tokens, T, &calls, got));
-        assert_close("logits", got, want, V, same);
+        assert_close("logits", got, want, V, shared.same);
         int64_t n = chunk ? (chunk + BLOCK - 1) / BLOCK * BLOCK : T;
         assert_int_equal(s->puts, L * ((T + n - 1) / n));
         assert_int_equal(s->layer, L);
@@ -131,15 +135,17 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
     int64_t windows = sp_windows(grid, T);
     for (int l = 0; l < L; l++) {
         float *keys = test_download(sp_engine_keys(e, l));
-        assert_close("keys", s->k[l], keys, T * KV, same);
+        assert_close("keys", s->k[l], keys, T * KV, shared.same);
         free(keys);
         if (windows) {
             float *c = test_download(sp_engine_compressed(e, l));
             float *mine = test_download(sp_tensor_rows(s->compressed[l], 0, windows));
-            assert_close("compressed keys", mine, c, windows * KV, same);
+            assert_close("compressed keys", mine, c, windows * KV, shared.same);
             free(c), free(mine);
         }
-        if (s->has_list) assert_memory_equal(s->list[l], lists + l * LISTS, sizeof s->list[l]);
+        if (!s->has_list || memcmp(s->list[l], lists + l * LISTS, sizeof s->list[l]) == 0) continue;
+        shared.other_lists++;
+        if (shared.same < 1e-4) fail_msg("list of layer %d at %d tokens", l, (int)T);
     }
     sp_prefiller_close(p);
     sp_engine_close(e);
@@ -161,10 +167,8 @@ static void equals_the_simple_engine(void **state) {
 
 static void refusals(void **state) {
     (void)state;
-    sp_prefiller_args a = {.model = test_tiny_base(),
-                           .selector = SP_SELECT_FORECAST,
-                           .max_prompt = 32,
-                           .max_tokens = 32};
+    sp_prefiller_args a = {
+        .model = shared.model, .selector = SP_SELECT_FORECAST, .max_prompt = 32, .max_tokens = 32};
     sp_prefiller *p;
     assert_fails(sp_prefiller_open(&a, &p), SP_ENVIRONMENT, "without weights");
     a.selector = SP_SELECT_RANDOM;
@@ -183,10 +187,40 @@ static void refusals(void **state) {
     sink_close(s);
 }
 
+static void the_same_on_a_gpu(void **state) {
+#if SPARDA_HAVE_CUDA
+    sp_backend_options o = {.name = "cuda", .local_ranks = 1};
+    const sp_model *cpu = shared.model;
+    sp_forecast_device forecast = shared.forecast;
+    sp_backend *gpu;
+    sp_model *m;
+    if (sp_backend_open(&o, &gpu) != SP_OK) skip();
+    sp_forecast f = golden_forecast(1);
+    assert_ok(sp_model_load(gpu, cpu->desc, NULL, &m));
+    assert_ok(sp_forecast_upload(gpu, &f, &shared.forecast));
+    sp_forecast_free(&f);
+    shared.model = m;
+    shared.same = 3e-2;
+    equals_the_simple_engine(state);
+    printf("    %lld lists of the last queries differ\n", (long long)shared.other_lists);
+    assert_true(shared.other_lists < 30);
+    sp_forecast_device_free(&shared.forecast);
+    sp_model_free(m);
+    sp_backend_close(gpu);
+    shared.model = cpu;
+    shared.forecast = forecast;
+    shared.same = 2e-5;
+#else
+    (void)state;
+    skip();
+#endif
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_simple_engine),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(the_same_on_a_gpu),
     };
     return cmocka_run_group_tests(tests, group_setup, NULL);
 }

@@ -15,6 +15,7 @@
 #include "data/corpus.h"
 #include "data/dataset.h"
 #include "infer/bench.h"
+#include "infer/prefill_bench.h"
 #include "kernels/bench.h"
 #include "kernels/profile.h"
 #include "model/flops.h"
@@ -33,6 +34,7 @@ static const char usage[] =
     "sparda bench train-step [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
     "sparda bench OPERATION|all [--like DIMENSIONS] [--tokens T] [options]\n"
     "sparda bench scaling [--base DIR] [--seq-len T] [--batch B] [--steps N] [options]\n"
+    "sparda bench prefill --help              whole prompts under each selector\n"
     "sparda bench decode|transfer --help      serving on a GPU\n"
     "sparda bench data --help                 importing and reading token data\n"
     "\n"
@@ -246,6 +248,7 @@ static void report_operations(json_t *results) {
 sp_status sp_bench_command(int argc, char **argv) {
     bench_args a;
     SP_TRY(sp_log_open(0, NULL, false));
+    if (argc > 1 && strcmp(argv[1], "prefill") == 0) return sp_bench_prefill(argc, argv);
     bool serving = argc > 1 && (strcmp(argv[1], "decode") == 0 || strcmp(argv[1], "transfer") == 0);
 #if SPARDA_HAVE_CUDA
     if (serving) return sp_bench_serving(argc, argv);

@@ -1,5 +1,6 @@
 // The CUDA backend: opening a device, memory, transfers (design, "Operations and backends").
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/dense_attention_cudnn.cuh"
 
 #include <algorithm>
 #include <cstring>
@@ -192,6 +193,7 @@ static void close_backend(sp_backend *be) {
     sp_cuda *c = (sp_cuda *)be;
     sp_cuda_comm_leave(be, false);
     if (c->stream) cudaStreamSynchronize(c->stream);
+    sp_cudnn_close(c);
     sp_cuda_matmul_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_workspace);
@@ -338,7 +340,7 @@ extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out)
     c->base.name = "cuda";
     c->base.blas = "";
     c->base.storage = SP_BF16;
-    c->base.tile_bytes = (int64_t)256 << 20;
+    c->base.tile_bytes = (int64_t)512 << 20;
     sp_status st = open_device(c, o->local_rank, o->portable_kernels);
     if (st != SP_OK) {
         close_backend(&c->base);

@@ -25,6 +25,7 @@ typedef CUresult (*sp_encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t
 
 struct sp_matmul_plan; // linear.cu
 struct sp_cuda_comm;   // collective.cu
+struct sp_cudnn;       // dense_attention_cudnn.cu
 
 struct sp_cuda {
     sp_backend base;
@@ -42,6 +43,7 @@ struct sp_cuda {
     uint8_t *staging[2]; // pinned, for transfers
     cudaEvent_t staged[2];
     sp_encode_map encode_map;
+    sp_cudnn *cudnn;    // NULL: not asked for yet
     sp_cuda_comm *comm; // NULL: alone, or not joined
 };
 
@@ -101,6 +103,9 @@ OP sp_cuda_swiglu(sp_tensor gate_up, sp_tensor out);
 OP sp_cuda_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out);
 OP sp_cuda_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
                            sp_tensor bias, sp_tensor out);
+// The same by our own kernels.
+sp_status sp_cuda_attend_all(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
+                             sp_tensor bias, sp_tensor out);
 OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
                             sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out);
 OP sp_cuda_compress_keys(sp_tensor k, sp_grid g, int64_t j0, sp_tensor out);

@@ -31,7 +31,7 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
                        sp_tensor lists, sp_tensor out, Params *p) {
     int G = (int)(heads.q_heads / heads.kv_heads), per = 64 / G, queries = per * W;
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
-    int capacity = (int)(queries * listed < nb ? queries * listed : nb);
+    int capacity = (int)(queries * listed < nb ? queries * listed : nb); // 0: dense
     int64_t groups = ceil_div(q.rows, queries), at = groups * heads.kv_heads;
     int64_t keys = bias.data ? nb * 64 : 0; // of the bias, a row a KV head
     void *scratch;
@@ -42,13 +42,16 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
     Entry *entries = (Entry *)(of_keys + keys * heads.kv_heads);
     int *counts = (int *)(entries + at * capacity);
     size_t shared = (size_t)nb * 4;
-    CUDA_TRY(cudaFuncSetAttribute(sparse::union_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  (int)(shared > 48 << 10 ? shared : 48 << 10)));
-    sparse::union_kernel<<<dim3((unsigned)groups, (unsigned)heads.kv_heads), sparse::UNION_THREADS,
-                           shared, c->stream>>>((const int32_t *)lists.data, lists.ld, (int)listed,
-                                                (int)q.rows, queries, (int)nb, capacity, entries,
-                                                counts);
-    LAUNCHED("union_kernel", "%lld rows, %lld blocks", (long long)q.rows, (long long)nb);
+    if (lists.data) {
+        CUDA_TRY(cudaFuncSetAttribute(sparse::union_kernel,
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      (int)(shared > 48 << 10 ? shared : 48 << 10)));
+        sparse::union_kernel<<<dim3((unsigned)groups, (unsigned)heads.kv_heads),
+                               sparse::UNION_THREADS, shared, c->stream>>>(
+            (const int32_t *)lists.data, lists.ld, (int)listed, (int)q.rows, queries, (int)nb,
+            capacity, entries, counts);
+        LAUNCHED("union_kernel", "%lld rows, %lld blocks", (long long)q.rows, (long long)nb);
+    }
     if (keys) {
         sparse::bias_kernel<<<dim3((unsigned)ceil_div(keys, 256), (unsigned)heads.kv_heads), 256, 0,
                               c->stream>>>((const float *)bias.data, bias.ld, q0 + q.rows,
@@ -61,7 +64,7 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
           .kv_heads = (int)heads.kv_heads,
           .per_warpgroup = per,
           .scale_log2 = (float)(1.4426950408889634 / sqrt((double)heads.head_dim)),
-          .entries = entries,
+          .entries = lists.data ? entries : NULL,
           .counts = counts,
           .capacity = capacity,
           .bias = keys ? of_keys : NULL,
@@ -115,7 +118,7 @@ static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
     int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
     int64_t capacity = queries * listed < nb ? queries * listed : nb;
     return queries <= 32 && Layout<D, W, BIASED>::smem((int)capacity) <= 227 << 10 &&
-           nb * 4 <= 200 << 10;
+           (!listed || nb * 4 <= 200 << 10);
 }
 
 // The widest form on Hopper that fits; false: none does.
@@ -135,8 +138,9 @@ static bool launched_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, s
     return true;
 }
 
-OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
-                            sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
+// Lists absent: all blocks, for sp_cuda_dense_attention.
+static sp_status attend(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
+                        sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
     sp_status st = SP_OK;
     int64_t nb = ceil_div(q0 + q.rows, block), G = heads.q_heads / heads.kv_heads;
@@ -144,11 +148,21 @@ OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k
         (bias.data ? launched_sm90<true> : launched_sm90<false>)(c, heads, q, q0, k, v, bias, lists,
                                                                  out, &st))
         return st;
-    if (block == 64 && G >= 2 && G <= 16 && nb * 4 <= 96 << 10) { // 64/G queries in 32 bits
+    if (block == 64 && G >= 2 && G <= 16 && (!lists.data || nb * 4 <= 96 << 10)) { // 64/G queries in 32 bits
         if (heads.head_dim == 128)
             return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
         if (heads.head_dim == 64)
             return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
     }
-    return attention::run(c, heads, q, q0, k, v, bias, &lists, block, out);
+    return attention::run(c, heads, q, q0, k, v, bias, lists.data ? &lists : NULL, block, out);
+}
+
+OP sp_cuda_sparse_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
+                            sp_tensor bias, sp_tensor lists, int64_t block, sp_tensor out) {
+    return attend(heads, q, q0, k, v, bias, lists, block, out);
+}
+
+sp_status sp_cuda_attend_all(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
+                             sp_tensor bias, sp_tensor out) {
+    return attend(heads, q, q0, k, v, bias, SP_NO_TENSOR, 64, out);
 }

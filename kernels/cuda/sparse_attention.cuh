@@ -24,7 +24,7 @@ struct Params {
     int64_t q0; // position of row 0
     int rows, group, kv_heads, per_warpgroup;
     float scale_log2;
-    const Entry *entries; // [groups][kv_heads][capacity]
+    const Entry *entries; // [groups][kv_heads][capacity]; NULL: every block for every query (dense)
     const int *counts;    // [groups][kv_heads]
     int capacity;
     const float *bias; // [kv_heads][bias_ld], over the scale of the logits; NULL: none
@@ -32,6 +32,15 @@ struct Params {
     __nv_bfloat16 *out;
     int64_t out_ld;
 };
+
+// Blocks that a thread block walks, whose last row is `last`; and the u-th of them.
+__device__ __forceinline__ int entries_of(const Params &p, int64_t which, int last) {
+    if (p.entries) return p.counts[which];
+    return (int)((p.q0 + min(last, p.rows - 1)) / 64) + 1;
+}
+__device__ __forceinline__ Entry entry_at(const Params &p, const Entry *entry, int u) {
+    return p.entries ? entry[u] : Entry{u, ~0u};
+}
 
 enum { UNION_THREADS = 256 };
 

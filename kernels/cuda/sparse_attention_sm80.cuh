@@ -23,8 +23,10 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
     extern __shared__ __align__(16) uint8_t raw[];
     auto *q_tile = (__nv_bfloat16 *)raw, *kv_tiles = q_tile + 64 * D; // stage: keys, then values
     int kv = blockIdx.y, which = (int)(gridDim.x - 1 - blockIdx.x), row0 = which * p.per_warpgroup;
-    int n = p.counts[(int64_t)which * p.kv_heads + kv], warp = threadIdx.x / 32;
-    const Entry *entry = p.entries + ((int64_t)which * p.kv_heads + kv) * p.capacity;
+    int64_t list = (int64_t)which * p.kv_heads + kv;
+    int n = entries_of(p, list, row0 + p.per_warpgroup - 1), warp = threadIdx.x / 32;
+    const Entry *entry = p.entries + list * p.capacity;
+    auto at = [&](int u) { return entry_at(p, entry, u); };
 
     for (int i = threadIdx.x; i < 64 * (D / 8); i += THREADS) { // row: query x head
         int at = i / (D / 8), chunk = i % (D / 8), query = at / p.group;
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
     }
     auto copy_block = [&](int u) {
         __nv_bfloat16 *to = kv_tiles + u % 2 * 2 * KEYS * D;
-        int64_t key0 = (int64_t)entry[u].block * KEYS;
+        int64_t key0 = (int64_t)at(u).block * KEYS;
         copy_rows<D, KEYS, THREADS>(to, x.k + (int64_t)kv * D, x.k_ld, key0, x.keys);
         copy_rows<D, KEYS, THREADS>(to + KEYS * D, x.v + (int64_t)kv * D, x.v_ld, key0, x.keys);
     };
@@ -55,11 +57,11 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
             for (int step = 0; step < D / 16; step++) left_fragment<D>(q[step], q_tile, warp * 16, step);
         __nv_bfloat16 *keys = kv_tiles + u % 2 * 2 * KEYS * D;
         float s[32] = {};
-        if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)entry[u].block * KEYS);
+        if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)at(u).block * KEYS);
 #pragma unroll
         for (int step = 0; step < D / 16; step++) times_keys<D, KEYS>(s, q[step], keys, step);
         uint32_t prob[16];
-        softmax(s, r, entry[u], p.scale_log2, prob, o);
+        softmax(s, r, at(u), p.scale_log2, prob, o);
 #pragma unroll
         for (int step = 0; step < KEYS / 16; step++) {
             const uint32_t part[4] = {prob[4 * step], prob[4 * step + 1], prob[4 * step + 2],

@@ -72,8 +72,10 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
 
     int kv = blockIdx.y, row0 = (int)(gridDim.x - 1 - blockIdx.x) * W * p.per_warpgroup;
     int64_t which = (int64_t)(gridDim.x - 1 - blockIdx.x) * p.kv_heads + kv;
-    int n = p.counts[which], group = threadIdx.x / 128;
-    for (int i = threadIdx.x; i < n; i += L::THREADS) entry[i] = p.entries[which * p.capacity + i];
+    int n = entries_of(p, which, row0 + W * p.per_warpgroup - 1), group = threadIdx.x / 128;
+    for (int i = threadIdx.x; p.entries && i < n; i += L::THREADS)
+        entry[i] = p.entries[which * p.capacity + i];
+    auto at = [&](int u) { return entry_at(p, entry, u); };
     if (threadIdx.x == 0) {
         barrier_init(q_full, 1);
         for (int s = 0; s < L::STAGES; s++) {
@@ -98,13 +100,13 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
                 barrier_expect_bytes(full + s, 2 * L::K_TILE * 2 + 4 * L::BIAS);
                 if (BIASED)
                     bulk_load(bias_smem + s * L::BIAS,
-                              p.bias + kv * p.bias_ld + entry[u].block * 64, 4 * L::BIAS, full + s);
+                              p.bias + kv * p.bias_ld + at(u).block * 64, 4 * L::BIAS, full + s);
                 __nv_bfloat16 *to = kv_smem + s * 2 * L::K_TILE;
                 for (int b = 0; b < L::BOXES; b++) {
                     tma_load_2d(to + b * 64 * 64, &k_map, full + s, kv * D + 64 * b,
-                                entry[u].block * 64);
+                                at(u).block * 64);
                     tma_load_2d(to + L::K_TILE + b * 64 * 64, &v_map, full + s, kv * D + 64 * b,
-                                entry[u].block * 64);
+                                at(u).block * 64);
                 }
             }
         }
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         auto next = [&](int u) { // first block from u on that this warpgroup needs, ready to read
             while (u < n) {
                 await(u);
-                if (entry[u].queries & mine) break;
+                if (at(u).queries & mine) break;
                 release(u);
                 u++;
             }
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
             scores<D, BIASED>(s, q, stage(u), bias_smem + u % L::STAGES * L::BIAS);
             wgmma_wait<0>();
             pin(s);
-            softmax(s, r, entry[u], p.scale_log2, prob, o);
+            softmax(s, r, at(u), p.scale_log2, prob, o);
             add_values<D>(o, prob, stage(u) + L::K_TILE);
             wgmma_wait<0>();
             pin(o);
