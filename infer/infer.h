@@ -102,6 +102,8 @@ sp_decode *sp_infer_decode(sp_infer *e); // for checks: lists, maps, counters, c
 
 // n steps in a row; ms [n] of each, from device time.
 sp_status sp_infer_timed_steps(sp_infer *e, int64_t n, double *ms);
+// Two more steps, the second one noted (kernels/decode.h): ms [layers + 1][SP_MOMENTS].
+sp_status sp_infer_trace(sp_infer *e, double *ms);
 // A step's graph is made again after a change of what it holds (synthetic lists, no copies).
 void sp_infer_recapture(sp_infer *e);
 

@@ -144,7 +144,7 @@ sp_status sp_measure_decode(const sp_decode_measurement *m, sp_decode_speed *out
     double *ms = NULL;
     sp_status st = SP_OK;
     *out = (sp_decode_speed){0};
-    a.max_tokens = m->context + (ahead ? 2 : 1) * (m->warmup + m->steps) + 1;
+    a.max_tokens = m->context + (ahead ? 2 : 1) * (m->warmup + m->steps) + 1 + (m->trace ? 2 : 0);
     if (m->home_bytes > 0 && sp_infer_mode_offloads(a.mode)) {
         sp_infer_memory needed;
         SP_TRY(sp_infer_predict(&a, &needed));
@@ -158,6 +158,7 @@ sp_status sp_measure_decode(const sp_decode_measurement *m, sp_decode_speed *out
     snprintf(out->transfer, sizeof out->transfer, "%s", sp_infer_transfer(e));
     SP_GO(prepare(m, e));
     SP_GO(timed(m, e, true, ms, out));
+    if (ahead && m->trace) SP_GO(sp_infer_trace(e, m->trace));
     if (ahead) SP_GO(timed(m, e, false, ms, out));
     set_limits(m, out);
 done:

@@ -26,6 +26,7 @@ typedef struct sp_decode_measurement {
     double miss;
     double home_bytes; // pinned memory for blocks, shared by layers; 0: as much as they need
     sp_ceilings ceilings;
+    double *trace; // NULL, or [layers + 1][SP_MOMENTS] for modes that copy ahead: sp_infer_trace
 } sp_decode_measurement;
 
 typedef struct sp_decode_speed {

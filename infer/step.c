@@ -90,7 +90,11 @@ static sp_status attention(sp_infer *e, int64_t l) {
         SP_TRY(choose_now(e, l));
     bool compressed = !dense && !sp_infer_mode_forecasts(e->a.mode) && (!ahead || l == 0);
     SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), !compressed));
-    if (ahead && l > 0) SP_TRY(sp_decode_transfer_wait(e->d, l));
+    if (ahead && l > 0) {
+        SP_TRY(sp_decode_note(e->d, l, SP_AT_WAIT));
+        SP_TRY(sp_decode_transfer_wait(e->d, l));
+        SP_TRY(sp_decode_note(e->d, l, SP_AT_GO));
+    }
     return dense ? sp_decode_attend_all(e->d, l, queries(e, l), e->attn)
                  : sp_decode_attend(e->d, l, queries(e, l), e->attn);
 }
@@ -103,6 +107,7 @@ sp_status sp_infer_issue_step(sp_infer *e) {
     SP_TRY(sp_decode_embed(e->d, m->embed, (float)d->embed_scale, e->h));
     for (int64_t l = 0; l < d->layers; l++) {
         const sp_layer_weights *w = &m->layer[l];
+        SP_TRY(sp_decode_note(e->d, l, SP_AT_LAYER));
         SP_TRY(sp_rmsnorm(e->h, w->attn_norm, d->norm_eps, e->x));
         SP_TRY(attention(e, l));
         SP_TRY(sp_decode_linear_residual(e->d, e->attn, w->o, factor, e->branch, e->h));
@@ -110,6 +115,7 @@ sp_status sp_infer_issue_step(sp_infer *e) {
         SP_TRY(sp_decode_linear_swiglu(e->d, e->x, w->gate_up, e->gate_up, e->act));
         SP_TRY(sp_decode_linear_residual(e->d, e->act, w->down, factor, e->branch, e->h));
     }
+    SP_TRY(sp_decode_note(e->d, d->layers, SP_AT_LAYER));
     SP_TRY(sp_rmsnorm(e->h, m->final_norm, d->norm_eps, e->x));
     SP_TRY(sp_decode_linear(e->d, e->x, m->head, none, e->logits));
     if (d->logit_divisor != 1) SP_TRY(sp_scale(e->logits, (float)(1 / d->logit_divisor)));
@@ -183,4 +189,13 @@ sp_status sp_infer_timed_steps(sp_infer *e, int64_t n, double *ms) {
     }
     for (int64_t i = 0; i < n; i++) SP_TRY(sp_decode_elapsed(e->d, i, i + 1, &ms[i]));
     return SP_OK;
+}
+
+sp_status sp_infer_trace(sp_infer *e, double *ms) {
+    SP_TRY(sp_decode_trace(e->d, true));
+    sp_infer_recapture(e);
+    for (int i = 0; i < 2; i++) SP_TRY(sp_infer_step(e, NULL));
+    SP_TRY(sp_decode_noted(e->d, ms));
+    sp_infer_recapture(e);
+    return sp_decode_trace(e->d, false);
 }

@@ -168,6 +168,24 @@ void sp_decode_capture_abandon(sp_decode *d);  // after an error between begin a
 sp_status sp_decode_mark(sp_decode *d, int64_t index);
 sp_status sp_decode_elapsed(sp_decode *d, int64_t from, int64_t to, double *ms); // waits
 
+// Moments of a step, per layer, in the order of a layer of the main stream; then those of the
+// copies of the layer's blocks.
+typedef enum sp_decode_moment {
+    SP_AT_LAYER,  // begins; in row `layers`: the last layer has ended
+    SP_AT_WAIT,   // its blocks are waited for
+    SP_AT_GO,     // and there
+    SP_AT_COPY,   // copies ahead begin
+    SP_AT_COPIED, // and end
+    SP_MOMENTS
+} sp_decode_moment;
+// With a trace on, sp_decode_note makes a step note the device's clock here (copies note theirs by
+// themselves); else it does nothing. Turning it on or off changes what a graph must hold.
+sp_status sp_decode_trace(sp_decode *d, bool on);
+sp_status sp_decode_note(sp_decode *d, int64_t layer, sp_decode_moment moment);
+// Milliseconds since the first note, of the last step, host [layers + 1][SP_MOMENTS]; NAN where
+// nothing was noted. Waits.
+sp_status sp_decode_noted(sp_decode *d, double *ms);
+
 // ---- for checks and speed tests -----------------------------------------------------------------
 
 // Lists [B][Hkv][k] and their slots of the layer's last selection. Waits. Either may be NULL.

@@ -11,6 +11,8 @@
 #if SPARDA_HAVE_CUDA
 #include "common/util.h"
 #include "infer/measure.h"
+#include "infer/prefill_bench.h"
+#include "infer/prefill_engine.h"
 #include "validate/serve.h"
 
 #include <math.h>
@@ -359,8 +361,59 @@ static sp_status measure(speed_check *s, sp_infer_mode mode, double miss, sp_dec
     return sp_measure_decode(&m, out);
 }
 
+static void add_span(json_t *spans, const char *stream, const char *what, int64_t layer,
+                     double from, double to) {
+    if (!isfinite(from) || !isfinite(to)) return;
+    json_array_append_new(spans,
+                          json_pack("{s:s, s:s, s:I, s:f, s:f}", "stream", stream, "what", what,
+                                    "layer", (json_int_t)layer, "start_ms", from, "end_ms", to));
+}
+
+// What both streams did in one step.
+static void add_timeline(const speed_check *s) {
+    json_t *spans = json_object_get(json_object_get(s->p->report->root, "prefetch"), "timeline");
+    for (int64_t l = 0; l < s->p->desc->layers; l++) {
+        const double *t = s->m.trace + l * SP_MOMENTS, end = t[SP_MOMENTS + SP_AT_LAYER];
+        bool waits = isfinite(t[SP_AT_GO]);
+        add_span(spans, "compute", "run", l, t[SP_AT_LAYER], waits ? t[SP_AT_WAIT] : end);
+        if (waits) {
+            add_span(spans, "compute", "wait", l, t[SP_AT_WAIT], t[SP_AT_GO]);
+            add_span(spans, "compute", "run", l, t[SP_AT_GO], end);
+        }
+        add_span(spans, "copy", "run", l, t[SP_AT_COPY], t[SP_AT_COPIED]);
+    }
+}
+
+// Tokens per second of prefill under the mode's selector, the median of three prompts as long as
+// the contexts of decoding; NAN where memory is short.
+static sp_status measure_prefill(const speed_check *s, sp_selector selector, double *tokens_per_s) {
+    enum { RUNS = 3 };
+    int64_t T = s->m.context;
+    double ms[RUNS];
+    const sp_prefiller_args a = {.model = s->p->model,
+                                 .forecast = s->p->trained,
+                                 .selector = selector,
+                                 .max_prompt = T,
+                                 .max_tokens = T};
+    sp_meter_phase(&s->p->meter, "prefill");
+    *tokens_per_s = NAN;
+    if (s->p->desc->cis) return SP_OK; // chooses in two stages, which prefill does not
+    sp_status st = sp_measure_prefill(&a, T, RUNS, ms, NULL, NULL);
+    if (st == SP_ENVIRONMENT && strstr(sp_error_text(), "out of memory")) {
+        sp_error_clear();
+        return SP_OK;
+    }
+    SP_TRY(st);
+    double low = fmin(fmin(ms[0], ms[1]), ms[2]), high = fmax(fmax(ms[0], ms[1]), ms[2]);
+    *tokens_per_s = 1e3 * (double)T / (ms[0] + ms[1] + ms[2] - low - high);
+    return SP_OK;
+}
+
 static sp_status measure_modes(speed_check *s) {
     json_t *rows = json_object_get(s->p->report->root, "throughput");
+    double prefill[SP_SELECT_FORECAST + 1];
+    const sp_selector selectors[] = {SP_SELECT_DENSE, SP_SELECT_ORIGINAL, SP_SELECT_FORECAST};
+    for (int i = 0; i < 3; i++) SP_TRY(measure_prefill(s, selectors[i], &prefill[selectors[i]]));
     for (int mode = 0; mode < SP_MODES; mode++) {
         sp_decode_speed *x = &s->speed[mode];
         sp_status st = measure(s, (sp_infer_mode)mode, s->m.miss, x);
@@ -370,14 +423,16 @@ static sp_status measure_modes(speed_check *s) {
         }
         SP_TRY(st);
         s->measured[mode] = true;
-        json_array_append_new(rows,
-                              json_pack("{s:s, s:I, s:I, s:n, s:f, s:f, s:f, s:f, s:f}", "mode",
-                                        sp_infer_mode_name((sp_infer_mode)mode), "len",
-                                        (json_int_t)s->m.context, "batch",
-                                        (json_int_t)s->m.engine.batch, "prefill_tok_s",
-                                        "decode_tok_s", 1e3 * (double)s->m.engine.batch / x->ms_p50,
-                                        "ms_p50", x->ms_p50, "ms_p99", x->ms_p99, "roofline_ms",
-                                        x->roofline_ms, "share", x->roofline_ms / x->ms_p50));
+        if (mode == SP_MODE_SPARDA && s->m.trace) add_timeline(s);
+        json_array_append_new(
+            rows,
+            json_pack("{s:s, s:I, s:I, s:o, s:f, s:f, s:f, s:f, s:f}", "mode",
+                      sp_infer_mode_name((sp_infer_mode)mode), "len", (json_int_t)s->m.context,
+                      "batch", (json_int_t)s->m.engine.batch, "prefill_tok_s",
+                      sp_json_number(prefill[sp_infer_prefill_selector((sp_infer_mode)mode)]),
+                      "decode_tok_s", 1e3 * (double)s->m.engine.batch / x->ms_p50, "ms_p50",
+                      x->ms_p50, "ms_p99", x->ms_p99, "roofline_ms", x->roofline_ms, "share",
+                      x->roofline_ms / x->ms_p50));
     }
     return SP_OK;
 }
@@ -439,7 +494,11 @@ static sp_status check_speed(sp_pass *p) {
     }
     SP_TRY(check_transfer(&s));
     SP_TRY(sp_measure_ceilings(p->model->backend, &s.m.ceilings));
-    SP_TRY(measure_modes(&s));
+    SP_TRY(sp_alloc(&s.m.trace, (p->desc->layers + 1) * SP_MOMENTS, sizeof *s.m.trace, "a trace"));
+    sp_status st = measure_modes(&s);
+    free(s.m.trace);
+    s.m.trace = NULL;
+    SP_TRY(st);
     sp_check c = sp_check_blank("T6");
     c.value = 1e3 * SPEED_BATCH / s.speed[SP_MODE_SPARDA].ms_p50;
     c.n = s.m.steps;
@@ -449,6 +508,15 @@ static sp_status check_speed(sp_pass *p) {
 
 sp_status sp_check_serving(sp_pass *p) {
     if (strcmp(sp_backend_name(p->model->backend), "cuda") != 0) return SP_OK; // skips say why
+    if (p->desc->cis) {
+        static const char *const ids[] = {"P2", "P3", "P4", "T1", "T2", "T3", "T4",
+                                          "T5", "T6", "T7", "T8", "M1", "M2", "M3"};
+        for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
+            SP_TRY(sp_report_skip(p->report, ids[i],
+                                  "this base chooses blocks in two stages; the decode engine knows "
+                                  "one"));
+        return SP_OK;
+    }
     SP_TRY(check_runs(p));
     return check_speed(p);
 }

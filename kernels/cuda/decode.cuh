@@ -79,6 +79,7 @@ struct sp_decode {
     cudaGraphExec_t graph;
     bool capturing;
     std::vector<cudaEvent_t> mark;
+    unsigned long long *notes; // [layers + 1][SP_MOMENTS] device; NULL: no trace
 
     int32_t *next;      // [B] device
     int32_t *staging;   // pinned, 4*B int32
@@ -118,6 +119,9 @@ size_t select_shared(const Shape &s);
 int logit_parts(const Shape &s); // pieces of the windows in the original selector
 // Pieces that attention over n listed blocks is cut into.
 int attention_pieces(const Shape &s, int n, int *blocks_each);
+
+// Notes the clock at this place of a stream; nothing without a trace (decode_trace.cu).
+sp_status note(sp_decode *d, int64_t layer, sp_decode_moment moment, cudaStream_t stream);
 
 // Partial keys of rows k [n, Hkv*d] (decode_partial.cu).
 sp_status project_keys(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k);

@@ -297,6 +297,7 @@ extern "C" void sp_decode_close(sp_decode *d) {
     cudaStreamSynchronize(d->c->stream);
     if (d->side) cudaStreamSynchronize(d->side);
     transfer_close(d);
+    cudaFree(d->notes);
     if (d->graph) cudaGraphExecDestroy(d->graph);
     for (auto &x : d->device) sp_backend_give(&d->c->base, x.first, x.second);
     for (auto &x : d->pinned) unpin(x.first, x.second);

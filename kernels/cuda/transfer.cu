@@ -383,7 +383,9 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     if (t->kind != SP_TRANSFER_RESIDENT) {
         CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
         CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
+        SP_TRY(note(d, layer, SP_AT_COPY, d->side));
         SP_TRY(transfer_run(t, route_of(d, layer), d->suppressed, d->side));
+        SP_TRY(note(d, layer, SP_AT_COPIED, d->side));
         CUDA_TRY(cudaEventRecord(d->done[(size_t)layer], d->side));
         return SP_OK;
     }
