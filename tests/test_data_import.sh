@@ -1,3 +1,4 @@
+#!/bin/sh
 # ctest: timeout=300
 # `sparda data import` and `verify`: every source, the order kept; interruption and resumption; every
 # kind of fault with its exit status, and nothing left of what failed.
@@ -139,7 +140,7 @@ damage() { # FILE BYTE: adds 1 to it
 }
 copy() { rm -rf "$work/set" "$work/bad"; cp -r "$mds/$1" "$work/set"; chmod -R u+w "$work/set"; }
 only_ledger() {
-    import 2 "$work/set" --out "$work/bad" "$@"
+    import 2 "$work/set" --out "$work/bad"
     [ "$(ls -A "$work/bad")" = ledger ] || complain "left: $(ls -A "$work/bad")"
 }
 copy raw

@@ -1,3 +1,4 @@
+#!/bin/sh
 # MDS files of the public writer (mosaicml-streaming) of every encoding and hash, and HDF5 shards with
 # h5dump and h5py. Needs a python3 with numpy, xxhash, zstd and mosaicml-streaming installed without
 # its dependencies (PYTHON names another one); nothing else of the project does.

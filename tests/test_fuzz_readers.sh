@@ -1,0 +1,60 @@
+#!/bin/sh
+# ctest: timeout=600
+# The readers of data under libFuzzer, a few seconds each from the kept corpus on, with the sanitizers
+# of clang: a short form of the build with SPARDA_FUZZ (CONTRIBUTING.md) that compiles only common/
+# and data/.
+set -u
+sparda=$1
+seconds=${FUZZ_SECONDS:-8}
+if grep -q __asan_init "$sparda"; then
+    echo 'skipped: done by the tests without sanitizers'
+    exit 0
+fi
+root=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+flags='-std=c11 -D_GNU_SOURCE -O1 -g1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined'
+printf 'int LLVMFuzzerTestOneInput(const unsigned char *d, unsigned long n) { (void)d; (void)n; return 0; }\n' \
+    >"$work/try.c"
+if ! clang -fsanitize=fuzzer,address,undefined "$work/try.c" -o "$work/try" 2>/dev/null; then
+    echo 'skipped: no clang with libFuzzer (packages clang, libclang-rt-dev)'
+    exit 0
+fi
+libraries='jansson libfyaml libxxhash libzstd libpcre2-8 libcrypto zlib'
+# Debian keeps the serial HDF5 apart; elsewhere it is where the compiler looks anyway.
+hdf5=$(pkg-config --exists hdf5-serial && echo hdf5-serial || echo hdf5)
+# shellcheck disable=SC2086
+if ! pkg-config --exists $libraries "$hdf5"; then
+    echo 'skipped: pkg-config does not know all libraries'
+    exit 0
+fi
+# shellcheck disable=SC2086
+includes="-I$root -I$(dirname "$sparda")/generated $(pkg-config --cflags $libraries "$hdf5")"
+# shellcheck disable=SC2086
+for source in "$root"/common/*.c "$root"/data/*.c "$root"/model/safetensors.c; do
+    printf '%s\n' "$source"
+done | xargs -P 2 -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(basename \"\$1\" .c).o" sh {} || {
+    echo 'FAILED: clang cannot compile the readers'
+    exit 1
+}
+ar rc "$work/readers.a" "$work"/*.o
+status=0
+for name in fuzz_mds fuzz_flat fuzz_tokenizer; do
+    # shellcheck disable=SC2046,SC2086
+    clang $flags -fsanitize=fuzzer $includes "$root/tests/fuzz/$name.c" "$work/readers.a" -o "$work/$name" \
+        $(pkg-config --libs $libraries "$hdf5") -lpthread -lm || exit 1
+    mkdir "$work/$name.corpus"
+    cp "$root/tests/fuzz/corpus/$name"/* "$work/$name.corpus"
+    sed -n 's|^// seed: *||p' "$root/tests/fuzz/$name.c" | while read -r seed; do
+        cp "$root/$seed" "$work/$name.corpus/$(printf '%s' "$seed" | tr / _)"
+    done
+    if "$work/$name" -max_total_time="$seconds" -rss_limit_mb=3000 -artifact_prefix="$work/found-" \
+        "$work/$name.corpus" >"$work/log" 2>&1; then
+        tail -n 1 "$work/log"
+    else
+        status=1
+        tail -n 40 "$work/log"
+        cp "$work"/found-* . 2>/dev/null # beside the build, to be looked at
+    fi
+done
+exit $status
