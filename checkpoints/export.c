@@ -10,11 +10,13 @@
 #include "common/util.h"
 #include "validate/validate.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 // What an export is made of.
@@ -29,6 +31,7 @@ typedef struct job {
     char *out;     // destination without trailing slashes
     char *staging; // hidden folder beside it
     char *bundle;  // folder of the forecast files inside `staging`
+    int lock;      // held on `staging` while it is ours; -1: not yet
 } job;
 
 static sp_status out_of_memory(void) {
@@ -100,6 +103,33 @@ static sp_status folder_is_empty(const char *dir, bool *empty) {
     return SP_OK;
 }
 
+static int lock_folder(const char *dir) {
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+// Staging folders of exports to the same place that were killed: nobody holds their lock any more.
+static void remove_leftovers(const job *j) {
+    char *parent = sp_path_dir(j->out), *prefix = sp_format(".%s.tmp.", sp_path_base(j->out));
+    DIR *d = parent && prefix ? opendir(parent) : NULL;
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (strncmp(e->d_name, prefix, strlen(prefix)) != 0) continue;
+        char *path = sp_path_join(parent, e->d_name);
+        int fd = path ? lock_folder(path) : -1;
+        if (fd >= 0) {
+            sp_remove_tree(path);
+            close(fd);
+            sp_info("removed what a killed export had left: %s", path);
+        }
+        free(path);
+    }
+    if (d) closedir(d);
+    free(prefix);
+    free(parent);
+}
+
 static sp_status prepare_destination(job *j) {
     const char *dir = j->a->out_dir;
     size_t len = strlen(dir);
@@ -122,8 +152,10 @@ static sp_status prepare_destination(job *j) {
     j->bundle =
         j->staging && j->a->merge_base ? sp_path_join(j->staging, "sparda") : sp_strdup(j->staging);
     if (!j->staging || !j->bundle) return out_of_memory();
-    sp_remove_tree(j->staging); // of a killed process that had our number
-    return sp_mkdirs(j->bundle);
+    remove_leftovers(j);
+    SP_TRY(sp_mkdirs(j->bundle));
+    j->lock = lock_folder(j->staging); // without locks here, the worst is a leftover
+    return SP_OK;
 }
 
 static void sync_folder(const char *dir) {
@@ -242,6 +274,7 @@ static sp_status validate(const job *j) {
 
 static void free_job(job *j) {
     if (j->staging) sp_remove_tree(j->staging);
+    if (j->lock >= 0) close(j->lock);
     sp_model_desc_free(j->desc);
     sp_config_free(j->config);
     sp_forecast_free(&j->rounded);
@@ -254,7 +287,7 @@ static void free_job(job *j) {
 }
 
 sp_status sp_export(const char *checkpoint, const sp_export_args *a) {
-    job j = {.a = a};
+    job j = {.a = a, .lock = -1};
     sp_status st = SP_OK;
     if (!a->safetensors && !a->pt)
         return sp_error(SP_BAD_INPUT, "an export needs a format: safetensors, pt or both");
