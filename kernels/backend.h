@@ -77,9 +77,8 @@ struct sp_backend {
     const sp_operations *ops;
     const char *name;
     const char *blas;
-    char *description;           // malloc
-    const char *dense_attention; // library that computed it last; NULL: our own kernels
-    double matmul_gflops;        // 0: not measured (yet)
+    char *description;    // malloc
+    double matmul_gflops; // 0: not measured (yet)
     sp_dtype storage;
     int64_t tile_bytes;
     int64_t bytes, peak_bytes;

@@ -52,7 +52,8 @@ static const double seconds_per_case = 0.15, ms_per_sample = 2;
     X(table)                                                                                       \
     X(x)                                                                                           \
     X(h)                                                                                           \
-    X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up) X(w_down)  \
+    X(norm)                                                                                        \
+    X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up) X(w_down)          \
         X(w_forecast) X(f) X(kd) X(kt) X(a) X(scores) X(lists) X(row_loss) X(df) X(g) X(weight)    \
             X(m1) X(m2) X(delta) X(scale) X(cis) X(block_cis) X(order) X(longer)
 #define ID(name) ID_##name,
@@ -539,12 +540,11 @@ static sp_status run_case(fixture *f, const bench_case *c, json_t *results) {
     SP_TRY(measure(f, c->run, ms, &n));
     double median = ms[n / 2], tflops = c->flop / median * 1e-9, gbps = c->bytes / median * 1e-6;
     double reached = c->flop ? tflops : gbps;
-    const char *by = c->run == run_dense ? sp_backend_dense_attention(f->be) : c->variant;
     char shape[160];
     snprintf(shape, sizeof shape, "%s T=%lld D=%lld F=%lld Hq=%lld Hkv=%lld d=%lld%s%s", f->s->name,
              (long long)f->T, (long long)f->s->D, (long long)f->s->F,
              (long long)f->s->heads.q_heads, (long long)f->s->heads.kv_heads,
-             (long long)f->s->heads.head_dim, by[0] ? ", " : "", by);
+             (long long)f->s->heads.head_dim, c->variant[0] ? ", " : "", c->variant);
     json_t *object =
         json_pack("{ss ss sf sf sf si sf sf so sf so ss so}", "name", c->operation, "shape", shape,
                   "ms_median", median, "ms_min", ms[0], "ms_p99", ms[(int)(0.99 * (n - 1) + 0.5)],

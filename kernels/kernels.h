@@ -56,8 +56,6 @@ const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 // One line for the run header: device or core, threads, BLAS library and its measured GFLOP/s.
 const char *sp_backend_description(const sp_backend *be);
 const char *sp_backend_blas(const sp_backend *be);    // name usable as cpu_blas, for exact resume
-// What computed sp_dense_attention last: "own kernel", or a library and its version.
-const char *sp_backend_dense_attention(const sp_backend *be);
 // GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares refer
 // to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if unknown.
 double sp_backend_matmul_gflops(sp_backend *be);

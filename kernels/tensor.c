@@ -59,9 +59,6 @@ const char *sp_backend_description(const sp_backend *be) {
 const char *sp_backend_blas(const sp_backend *be) {
     return be->blas;
 }
-const char *sp_backend_dense_attention(const sp_backend *be) {
-    return be->dense_attention ? be->dense_attention : "own kernel";
-}
 double sp_backend_matmul_gflops(sp_backend *be) {
     if (be->matmul_gflops == 0 && be->ops->matmul_rate) be->matmul_gflops = be->ops->matmul_rate(be);
     return be->matmul_gflops;

@@ -1,6 +1,5 @@
 // The CUDA backend: opening a device, memory, transfers (design, "Operations and backends").
 #include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/dense_attention_cudnn.cuh"
 
 #include <algorithm>
 #include <cstring>
@@ -193,7 +192,6 @@ static void close_backend(sp_backend *be) {
     sp_cuda *c = (sp_cuda *)be;
     sp_cuda_comm_leave(be, false);
     if (c->stream) cudaStreamSynchronize(c->stream);
-    sp_cudnn_close(c);
     sp_cuda_matmul_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_workspace);

@@ -25,7 +25,6 @@ typedef CUresult (*sp_encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t
 
 struct sp_matmul_plan; // linear.cu
 struct sp_cuda_comm;   // collective.cu
-struct sp_cudnn;       // dense_attention_cudnn.cu
 
 struct sp_cuda {
     sp_backend base;
@@ -43,7 +42,6 @@ struct sp_cuda {
     uint8_t *staging[2]; // pinned, for transfers
     cudaEvent_t staged[2];
     sp_encode_map encode_map;
-    sp_cudnn *cudnn;    // NULL: not asked for yet
     sp_cuda_comm *comm; // NULL: alone, or not joined
 };
 
