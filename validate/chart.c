@@ -173,7 +173,7 @@ static void linear_axis(sp_text *t, double x0, double width, double top, int bot
         double x = x0 + width * i / 4;
         sp_text_add(t, "<line x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\" class=\"grid\"/>", x, x,
                     TOP, bottom);
-        snprintf(s, sizeof s, "%.4g", top * i / 4);
+        snprintf(s, sizeof s, top < 1e4 ? "%.4g" : "%.0f", top * i / 4);
         label(t, x, bottom + 16, "middle", "tick", s);
     }
 }

@@ -122,8 +122,8 @@ static void timeline(sp_text *t, json_t *spans) {
                              {"blocks of a layer are copied", c_copy, NULL, false},
                              {"waits for blocks", c_wait, NULL, false}};
     sp_chart_legend(t, key, 3);
-    sp_html_caption(t, "Measured by events on the two streams, in a step that is not part of the "
-                       "other times.");
+    sp_html_caption(t, "By the clock of the GPU, noted on both streams in a step that is not part "
+                       "of the other times.");
     sp_text_add(t, "</figure>");
 }
 
@@ -149,7 +149,8 @@ static void miss_curve(sp_text *t, json_t *prefetch) {
     const sp_series s = {"misses, least recently used slots go first", c_ours, y, false};
     sp_text_add(t, "<figure><h3>Misses by slot capacity</h3>");
     sp_chart_scaled_lines(t, "Share of wanted blocks that are missing, by slots", &s, 1, labels, n,
-                          12, "slots per sequence and KV head", "share missing", top > 0 ? top : 1);
+                          12, "slots per sequence and KV head", "share missing",
+                          top > 0 ? ceil(20 * top) / 20 : 1);
     char text[256];
     snprintf(
         text, sizeof text,

@@ -225,6 +225,10 @@ static sp_status prepare(serving *s) {
     if (a->keep_lists)
         SP_TRY(sp_alloc(&r->kept_lists, a->steps * d->layers * s->lists_n, sizeof *r->kept_lists,
                         "lists"));
+    // Written once now, so that filling it later does not look like growth.
+    if (r->kept_lists)
+        memset(r->kept_lists, 0xff,
+               (size_t)(a->steps * d->layers * s->lists_n) * sizeof *r->kept_lists);
     SP_TRY(sp_alloc(&s->maps, s->maps_n, sizeof *s->maps, "slot maps"));
     SP_TRY(sp_infer_predict(&a->engine, &r->predicted));
     SP_TRY(sp_decode_free_memory(be, &before));
