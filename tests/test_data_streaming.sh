@@ -91,7 +91,6 @@ for name, text in want.items():
 END
 status=0
 for set in "$dir"/sets/*; do
-    name=${set##*/}
     "$sparda" data verify "$set" --vocab 120 >/dev/null || status=1
     "$sparda" data import "$set" --out "$dir/imported" --vocab 120 --shard-tokens 100000 2>"$dir/err" || {
         cat "$dir/err"
