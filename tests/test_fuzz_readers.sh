@@ -1,8 +1,8 @@
 #!/bin/sh
 # ctest: timeout=600
-# The readers of data under libFuzzer, a few seconds each from the kept corpus on, with the sanitizers
-# of clang: a short form of the build with SPARDA_FUZZ (CONTRIBUTING.md) that compiles only common/
-# and data/.
+# The readers of foreign files under libFuzzer, a few seconds each from the kept corpus on, with the sanitizers
+# of clang: a short form of the build with SPARDA_FUZZ (CONTRIBUTING.md) that compiles only common/,
+# data/ and what reads safetensors.
 set -u
 sparda=$1
 seconds=${FUZZ_SECONDS:-8}
@@ -39,18 +39,19 @@ done | xargs -P 2 -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(base
 }
 ar rc "$work/readers.a" "$work"/*.o
 status=0
-for name in fuzz_mds fuzz_flat fuzz_tokenizer; do
+for name in fuzz_mds fuzz_flat fuzz_tokenizer fuzz_safetensors fuzz_config; do
     # shellcheck disable=SC2046,SC2086
     clang $flags -fsanitize=fuzzer $includes "$root/tests/fuzz/$name.c" "$work/readers.a" -o "$work/$name" \
         $(pkg-config --libs $libraries "$hdf5") -lpthread -lm || exit 1
     mkdir "$work/$name.corpus"
-    cp "$root/tests/fuzz/corpus/$name"/* "$work/$name.corpus"
+    [ ! -d "$root/tests/fuzz/corpus/$name" ] ||
+        cp "$root/tests/fuzz/corpus/$name"/* "$work/$name.corpus"
     sed -n 's|^// seed: *||p' "$root/tests/fuzz/$name.c" | while read -r seed; do
         cp "$root/$seed" "$work/$name.corpus/$(printf '%s' "$seed" | tr / _)"
     done
     if "$work/$name" -max_total_time="$seconds" -rss_limit_mb=3000 -artifact_prefix="$work/found-" \
         "$work/$name.corpus" >"$work/log" 2>&1; then
-        tail -n 1 "$work/log"
+        echo "$name: $(tail -n 1 "$work/log")"
     else
         status=1
         tail -n 40 "$work/log"

@@ -89,6 +89,24 @@ static void empty_support_and_no_teacher(void **state) {
     free(z), free(a);
 }
 
+// A student that is the teacher has no loss and no gradient.
+static void student_equals_teacher(void **state) {
+    (void)state;
+    const int32_t list[] = {-1, 0, 1, 2, 3};
+    const float one = 1;
+    float z[16] = {0}, a[16];
+    int seen = 0;
+    for (int j = 0; j < 16; j++) a[j] = 0.0625f;
+    kl_result r = run(test_backend(), &example_args, 1, 31, 16, &one, z, a, list);
+    assert_true(r.row_loss[0] >= -1e-6 && r.row_loss[0] < 1e-7);
+    for (int j = 0; j < 16; j++) {
+        assert_true(fabsf(r.dz[j]) < 1e-7f);
+        seen += r.p[j] > 0;
+    }
+    assert_true(seen >= 4 && fabsf(r.df[0]) < 1e-6f);
+    free_result(&r);
+}
+
 // ---- golden layer 2 -----------------------------------------------------------------------------
 
 static void golden_layer(void **state) {
@@ -127,10 +145,11 @@ static const shape shapes[] = {
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 150, 19, 1, SP_KL_IDEAL},
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 6, SP_KL_EXACT}, // floors act
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 6, SP_KL_IDEAL},
-    {{4, 4, 8}, {8, 4}, {16, 1, 1, 40, false}, 129, 0, 129, 1, SP_KL_EXACT}, // k above nb
-    {{3, 3, 6}, {6, 3}, {12, 0, 1, 4, false}, 97, 96, 1, 1, SP_KL_EXACT},    // one row, no init
-    {{1, 1, 2}, {8, 4}, {16, 1, 2, 10, false}, 8, 0, 8, 1, SP_KL_EXACT},     // one window
-    {{2, 2, 4}, {2, 2}, {8, 1, 0, 5, false}, 64, 0, 64, 1, SP_KL_EXACT},     // W = 0
+    {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 14, SP_KL_EXACT}, // logits hundreds apart
+    {{4, 4, 8}, {8, 4}, {16, 1, 1, 40, false}, 129, 0, 129, 1, SP_KL_EXACT},   // k above nb
+    {{3, 3, 6}, {6, 3}, {12, 0, 1, 4, false}, 97, 96, 1, 1, SP_KL_EXACT},      // one row, no init
+    {{1, 1, 2}, {8, 4}, {16, 1, 2, 10, false}, 8, 0, 8, 1, SP_KL_EXACT},       // one window
+    {{2, 2, 4}, {2, 2}, {8, 1, 0, 5, false}, 64, 0, 64, 1, SP_KL_EXACT},       // W = 0
 };
 
 static void slow_version(sp_backend *be) {
@@ -273,9 +292,13 @@ static void contract(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(example_row),        cmocka_unit_test(empty_support_and_no_teacher),
-        cmocka_unit_test(golden_layer),       cmocka_unit_test(awkward_shapes),
-        cmocka_unit_test(finite_differences), cmocka_unit_test(contract),
+        cmocka_unit_test(example_row),
+        cmocka_unit_test(empty_support_and_no_teacher),
+        cmocka_unit_test(student_equals_teacher),
+        cmocka_unit_test(golden_layer),
+        cmocka_unit_test(awkward_shapes),
+        cmocka_unit_test(finite_differences),
+        cmocka_unit_test(contract),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
