@@ -3,12 +3,12 @@
 // a time, in a piece of memory that each thread block uses again and again.
 //
 // A thread block takes (64 queries, KV head) items, the longest rows first. One producer warp feeds
-// tiles of 128 compressed keys through TMA; a warpgroup multiplies, pools, and writes block scores;
-// then each warp selects for its own 16 rows. Two or three thread blocks share a multiprocessor,
-// so that one multiplies while another selects.
+// tiles of 64 compressed keys through TMA; a warpgroup multiplies, pools, and writes block scores;
+// then each warp selects for its own 16 rows. Four thread blocks share a multiprocessor, so that one
+// multiplies while others select, which takes most of the time.
 //
-// Keys are copied first, with the rows of every tile of 128 permuted: row 8j + 2l + e holds key
-// 32l + 2j + e. wgmma hands lane l of a quad columns 8j+2l and 8j+2l+1, so each lane then has 32
+// Keys are copied first, with the rows of every tile permuted: row 8j + 2l + e holds key
+// 16l + 2j + e. wgmma hands lane l of a quad columns 8j+2l and 8j+2l+1, so each lane then has 16
 // consecutive keys of its rows, and pools them without talking to others.
 //
 // Legend: d head size (64 or 128), P windows per block, MAX blocks a lane holds (32*MAX in all).
@@ -20,7 +20,7 @@
 namespace lists_sm90 {
 using namespace hopper;
 
-enum { ROWS = 64, KEYS = 128, STAGES = 2, THREADS = 128 + 32 };
+enum { ROWS = 64, KEYS = 64, EACH = KEYS / 4, STAGES = 2, THREADS = 128 + 32 };
 
 struct Params {
     BlockRule rule;
@@ -41,14 +41,14 @@ template <int D> struct Layout {
     static constexpr size_t SMEM = 1024 + sizeof(bf16) * (F_TILE + STAGES * K_TILE) + 128;
 };
 
-// to[h][tile][8j + 2l + e][d] = c[128*tile + 32l + 2j + e][h*d ..], zero beyond n.
+// to[h][tile][8j + 2l + e][d] = c[KEYS*tile + EACH*l + 2j + e][h*d ..], zero beyond n.
 template <int D>
 __global__ void permute_keys(const bf16 *c, int64_t ld, int n, int key_tiles, bf16 *to) {
     constexpr int PARTS = D / 8; // 16 bytes each
     int64_t at = blockIdx.x * (int64_t)blockDim.x + threadIdx.x, row = at / PARTS;
     if (row >= (int64_t)key_tiles * KEYS) return;
     int in = (int)(row % KEYS), part = (int)(at % PARTS) * 8, h = blockIdx.y;
-    int64_t key = row / KEYS * KEYS + 32 * (in / 2 % 4) + 2 * (in / 8) + in % 2;
+    int64_t key = row / KEYS * KEYS + EACH * (in / 2 % 4) + 2 * (in / 8) + in % 2;
     bf16 *out = to + ((int64_t)h * key_tiles * KEYS + row) * D + part;
 #pragma unroll
     for (int x = 0; x < 8; x++)
@@ -59,25 +59,34 @@ __device__ __forceinline__ int visible(const Params &p, int row) {
     return (int)visible_windows(p.stride, p.extent, p.i0 + row, p.n);
 }
 
-// Pools this lane's 32 windows of one row into 32/P blocks and stores them; `carry` is the last
-// window of the tile before, in the quad's last lane.
+// Pools this lane's windows of one row into blocks and stores them; `carry` is the last window of
+// the tile before, in the quad's last lane.
 template <int P>
-__device__ __forceinline__ void pool(const float (&s)[64], int half, int first, int vis,
+__device__ __forceinline__ void pool(const float (&s)[KEYS / 2], int half, int first, int vis,
                                      float &carry, float *to) {
-    float x[32];
+    constexpr int BLOCKS = EACH / P;
+    float x[EACH], best[BLOCKS];
 #pragma unroll
-    for (int i = 0; i < 32; i++) x[i] = first + i < vis ? s[4 * (i / 2) + 2 * half + i % 2] : -CUDART_INF_F;
+    for (int i = 0; i < EACH; i++)
+        x[i] = first + i < vis ? s[4 * (i / 2) + 2 * half + i % 2] : -CUDART_INF_F;
     int lane = threadIdx.x & 31;
-    float left = __shfl_sync(~0u, x[31], (lane & ~3) | ((lane + 3) & 3)); // lane 0: not yet
+    float left = __shfl_sync(~0u, x[EACH - 1], (lane & ~3) | ((lane + 3) & 3)); // lane 0: not yet
     float before = __shfl_sync(~0u, carry, lane | 3);
-    carry = x[31];
+    carry = x[EACH - 1];
     if ((lane & 3) == 0) left = before;
 #pragma unroll
-    for (int b = 0; b < 32 / P; b++) {
-        float best = fmaxf(b ? x[b * P - 1] : left, -CUDART_INF_F); // NaN counts as absent
+    for (int b = 0; b < BLOCKS; b++) {
+        best[b] = fmaxf(b ? x[b * P - 1] : left, -CUDART_INF_F); // NaN counts as absent
 #pragma unroll
-        for (int i = 0; i < P; i++) best = fmaxf(best, x[b * P + i]);
-        to[b] = best;
+        for (int i = 0; i < P; i++) best[b] = fmaxf(best[b], x[b * P + i]);
+    }
+    if constexpr (BLOCKS % 4 == 0) {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b += 4)
+            *(float4 *)(to + b) = make_float4(best[b], best[b + 1], best[b + 2], best[b + 3]);
+    } else {
+#pragma unroll
+        for (int b = 0; b < BLOCKS; b++) to[b] = best[b];
     }
 }
 
@@ -86,28 +95,30 @@ __device__ __forceinline__ void pool(const float (&s)[64], int half, int first, 
 template <int MAX>
 __device__ __noinline__ void choose(const Params &p, int row, int head, const float *scores,
                                        int written) {
-    int64_t qb = (p.i0 + row) / p.rule.block;
+    int qb = (int)((p.i0 + row) / p.rule.block), lane = threadIdx.x & 31;
     // From qb + 2 on no block has a visible window; those blocks could only take places in vain.
-    int blocks = (int)min((int64_t)p.nb, qb + 2), lane = threadIdx.x & 31;
+    int blocks = min(p.nb, qb + 2), init = (int)p.rule.init, local = (int)p.rule.local;
+    bool mask = p.rule.mask_future;
     int32_t *list = p.lists + (int64_t)row * p.lists_ld + (int64_t)head * p.rule.topk;
     with_row_size<MAX>(blocks, [&]<int N>() {
+        float score[N];
         uint32_t key[N];
+#pragma unroll
+        for (int i = 0; i < N; i++) score[i] = __ldcg(scores + min(32 * i + lane, written - 1));
 #pragma unroll
         for (int i = 0; i < N; i++) {
             int b = 32 * i + lane;
-            float score = b < written ? scores[b] : -CUDART_INF_F;
-            if (b < p.rule.init || (b <= qb && qb <= b + p.rule.local))
-                score = CUDART_INF_F;
-            else if (p.rule.mask_future && b > qb)
-                score = -CUDART_INF_F;
-            key[i] = b < blocks ? ordered(score) : 0;
+            bool forced = b < init || (unsigned)(qb - b) <= (unsigned)local;
+            bool absent = b >= written || (mask && b > qb);
+            float x = forced ? CUDART_INF_F : absent ? -CUDART_INF_F : score[i];
+            key[i] = b < blocks ? ordered(x) : 0;
         }
-        select_row(key, blocks, (int)p.rule.topk, (int)qb, list);
+        select_row(key, blocks, (int)p.rule.topk, qb, list);
     });
 }
 
 template <int D, int P, int MAX>
-__global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
+__global__ void __launch_bounds__(THREADS, MAX > 64 ? 2 : 4)
     lists_kernel(const __grid_constant__ CUtensorMap f_map,
                  const __grid_constant__ CUtensorMap k_map, const Params p) {
 #if SPARDA_HOPPER_CODE
@@ -158,7 +169,7 @@ __global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = 0, turn = 0;
     int cells = p.key_tiles * (KEYS / P);
     float *scratch = p.scores + (int64_t)blockIdx.x * ROWS * cells;
-    float *mine = scratch + (int64_t)(warp * 16 + lane / 4) * cells + (lane & 3) * (32 / P);
+    float *mine = scratch + (int64_t)(warp * 16 + lane / 4) * cells + (lane & 3) * (EACH / P);
     for (int item = blockIdx.x; item < p.items; item += gridDim.x, turn++) {
         int row0 = row_of(item), head = item % p.kv_heads, tiles = tiles_of(row0);
         int row = row0 + warp * 16 + lane / 4;
@@ -167,7 +178,7 @@ __global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
         barrier_wait(f_full, turn & 1);
         for (int t = 0; t < tiles; t++, step++) {
             int s = step % STAGES;
-            float acc[64];
+            float acc[KEYS / 2];
             barrier_wait(full + s, (step / STAGES) & 1);
             wgmma_fence();
 #pragma unroll
@@ -185,7 +196,7 @@ __global__ void __launch_bounds__(THREADS, MAX > 64 ? 1 : 2)
                 barrier_arrive(empty + s);
                 if (t == tiles - 1) barrier_arrive(f_empty);
             }
-            int first = t * KEYS + (lane & 3) * 32;
+            int first = t * KEYS + (lane & 3) * EACH;
             pool<P>(acc, 0, first, vis[0], carry[0], mine + t * (KEYS / P));
             pool<P>(acc, 1, first, vis[1], carry[1], mine + 8 * (int64_t)cells + t * (KEYS / P));
         }

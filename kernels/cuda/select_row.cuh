@@ -24,18 +24,18 @@ __device__ __forceinline__ void select_row(const uint32_t (&key)[N], int blocks,
 #pragma unroll 1
         for (int bit = 31; bit >= 0; bit--) {
             uint32_t want = last | 1u << bit;
-            int count = 0;
+            int part[4] = {}; // four chains of additions
 #pragma unroll
-            for (int i = 0; i < N; i++) count += key[i] >= want;
-            count = __reduce_add_sync(~0u, count);
+            for (int i = 0; i < N; i++) part[i % 4] += key[i] >= want;
+            int count = __reduce_add_sync(~0u, part[0] + part[1] + (part[2] + part[3]));
             if (count >= k) last = want;
             if (count == k) break; // exactly the k best reach it
         }
     }
-    int above = 0;
+    int above[4] = {}, n = 0;
 #pragma unroll
-    for (int i = 0; i < N; i++) above += key[i] > last;
-    int room = k - __reduce_add_sync(~0u, above), n = 0; // room: for keys equal to `last`
+    for (int i = 0; i < N; i++) above[i % 4] += key[i] > last;
+    int room = k - __reduce_add_sync(~0u, above[0] + above[1] + (above[2] + above[3])); // for equals
     unsigned before = (1u << lane) - 1;
 #pragma unroll
     for (int i = 0; i < N; i++) {
