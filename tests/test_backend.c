@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 static sp_backend *open_cpu(const char *blas, int threads, bool deterministic) {
@@ -142,6 +143,43 @@ static void accounting(void **state) {
     sp_backend_close(be);
 }
 
+// A tensor of 2^32 + 2^12 elements, of which only the first and the last rows have memory: an
+// offset that is cut to 32 bits lands on the first rows or on nothing.
+static void offsets_beyond_32_bits(void **state) {
+    (void)state;
+    enum { COLS = 1 << 12, LAST = 1 << 20, EDGE = 1 << 16 };
+    const size_t whole = (size_t)(LAST + 1) * COLS * sizeof(float);
+    char *p = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) skip(); // a limit on address space
+    assert_int_equal(mprotect(p, EDGE, PROT_READ | PROT_WRITE), 0);
+    assert_int_equal(mprotect(p + whole - EDGE, EDGE, PROT_READ | PROT_WRITE), 0);
+    sp_backend *be = open_cpu("auto", 1, true);
+    sp_tensor t = {be, p, SP_F32, LAST + 1, COLS, COLS};
+    sp_tensor first = sp_tensor_rows(t, 0, 1), last = sp_tensor_rows(t, LAST, 1), row;
+    float v[COLS], got[COLS], zero[COLS] = {0};
+    for (int i = 0; i < COLS; i++) v[i] = (float)(i % 251);
+    assert_ptr_equal(last.data, p + whole - sizeof(float) * COLS);
+    assert_ok(sp_upload(last, v));
+    assert_ok(sp_download(first, got));
+    assert_memory_equal(got, zero, sizeof got);
+    assert_ok(sp_copy(first, last));
+    assert_ok(sp_download(first, got));
+    assert_memory_equal(got, v, sizeof got);
+    // as a lookup: the last word of a large vocabulary
+    int32_t id = LAST;
+    sp_tensor ids;
+    assert_ok(sp_tensor_alloc(be, SP_I32, 1, 1, "ids", &ids));
+    assert_ok(sp_upload(ids, &id));
+    assert_ok(sp_tensor_alloc(be, SP_F32, 1, COLS, "row", &row));
+    assert_ok(sp_embed(ids, t, 2, row));
+    assert_ok(sp_download(row, got));
+    for (int i = 0; i < COLS; i++) assert_true(got[i] == 2 * v[i]);
+    sp_tensor_free(&row);
+    sp_tensor_free(&ids);
+    sp_backend_close(be);
+    munmap(p, whole);
+}
+
 static void views(void **state) {
     (void)state;
     sp_backend *be = open_cpu("auto", 1, true);
@@ -236,6 +274,7 @@ int main(void) {
         cmocka_unit_test(libraries),
         cmocka_unit_test(one_thread_is_one_thread),
         cmocka_unit_test(accounting),
+        cmocka_unit_test(offsets_beyond_32_bits),
         cmocka_unit_test(views),
         cmocka_unit_test(conversions),
     };
