@@ -55,6 +55,7 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
         .heads = d->heads,
         .grid = sp_deployed_grid(d),
         .selection = s,
+        .shortlist = d->cis ? sp_model_shortlist(d, true).topk : 0,
         .layers = d->layers,
         .batch = a->batch,
         .max_tokens = a->max_tokens,
@@ -70,7 +71,7 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
     };
 }
 
-enum { TENSORS = 12 };
+enum { TENSORS = 13 };
 
 typedef struct part {
     sp_tensor *tensor;
@@ -91,6 +92,7 @@ static void parts(const sp_infer_args *a, sp_infer *e, part out[TENSORS]) {
         {&e->x, t, B, d->hidden, "layer input"},
         {&e->qkvf[0], t, B, q + 2 * kv + f, "queries, keys, values, Forecasts"},
         {&e->qkvf[1], t, B, q + 2 * kv + f, "queries, keys, values, Forecasts"},
+        {&e->cis, SP_F32, d->cis ? d->heads.kv_heads : 0, B, "importance of the keys"},
         {&e->f0, t, f ? B : 0, kv, "Forecast of layer 0"},
         {&e->next_q, t, partial ? B : 0, q, "queries of the next layer"},
         {&e->projected, t, partial ? B : 0, d->heads.kv_heads * SP_INFINIGEN_CHANNELS,
@@ -232,7 +234,7 @@ static sp_status choose_transfer(sp_infer *e, sp_decode_args *da) {
     if (!modes[e->a.mode].offloads) {
         e->transfer = sp_strdup("none: everything is in device memory");
     } else if (e->a.transfer == SP_TRANSFER_AUTO) {
-        int64_t unit = 4 * da->selection.block * da->heads.head_dim;
+        int64_t unit = 4 * da->selection.block * (da->heads.head_dim + (da->shortlist ? 1 : 0));
         int64_t units = da->batch * da->heads.kv_heads * da->selection.topk / 5;
         SP_TRY(
             sp_transfer_choose(e->m->backend, unit, units, &da->transfer, &da->ctas, &e->transfer));
@@ -309,9 +311,9 @@ static sp_status check_place(const sp_infer *e, int64_t layer, int64_t seq) {
 }
 
 sp_status sp_infer_put(sp_infer *e, int64_t layer, int64_t seq, int64_t pos0, sp_tensor k,
-                       sp_tensor v) {
+                       sp_tensor v, sp_tensor cis) {
     SP_TRY(check_place(e, layer, seq));
-    return sp_decode_put(e->d, layer, seq, pos0, k, v);
+    return sp_decode_put(e->d, layer, seq, pos0, k, v, cis);
 }
 
 sp_tensor sp_infer_compressed(sp_infer *e, int64_t layer, int64_t seq) {
@@ -319,9 +321,9 @@ sp_tensor sp_infer_compressed(sp_infer *e, int64_t layer, int64_t seq) {
 }
 
 sp_status sp_infer_fill(sp_infer *e, int64_t layer, int64_t seq, sp_tensor k, sp_tensor v,
-                        int64_t tokens, sp_tensor list) {
+                        sp_tensor cis, int64_t tokens, sp_tensor list) {
     SP_TRY(check_place(e, layer, seq));
-    return sp_decode_fill(e->d, layer, seq, k, v, tokens, list);
+    return sp_decode_fill(e->d, layer, seq, k, v, cis, tokens, list);
 }
 
 sp_status sp_infer_start(sp_infer *e, int64_t seq, int64_t T, int32_t next) {

@@ -81,10 +81,10 @@ const char *sp_infer_transfer(const sp_infer *e); // what copies, for people
 
 // See sp_decode_put, _compressed, _fill (kernels/decode.h).
 sp_status sp_infer_put(sp_infer *e, int64_t layer, int64_t seq, int64_t pos0, sp_tensor k,
-                       sp_tensor v);
+                       sp_tensor v, sp_tensor cis);
 sp_tensor sp_infer_compressed(sp_infer *e, int64_t layer, int64_t seq);
 sp_status sp_infer_fill(sp_infer *e, int64_t layer, int64_t seq, sp_tensor k, sp_tensor v,
-                        int64_t tokens, sp_tensor list);
+                        sp_tensor cis, int64_t tokens, sp_tensor list);
 // The sequence has T tokens; `next` is the token that the first step appends.
 sp_status sp_infer_start(sp_infer *e, int64_t seq, int64_t T, int32_t next);
 

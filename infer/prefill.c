@@ -19,6 +19,10 @@ struct sp_prefiller {
     sp_tensor f[2]; // Forecasts that score the present layer and the next [max_prompt, Hkv*d]
     sp_tensor scores;
     sp_tensor lists; // I32 [chunk, Hkv*k]
+    // Where keys have an importance of their own: that of the layer's keys F32 [Hkv, max_prompt],
+    // the order of its blocks, and what the query chose, I32 [tile, Hkv*k1].
+    sp_tensor cis, chosen;
+    sp_cis_ranking rank;
     sp_tensor logits;
 };
 
@@ -55,6 +59,12 @@ int64_t sp_prefiller_bytes(const sp_prefiller_args *a) {
     if (a->selector == SP_SELECT_FORECAST) bytes += 2 * T * e * kv;
     if (a->selector != SP_SELECT_DENSE)
         bytes += 4 * n * d->heads.kv_heads * sp_model_selection(d, true).topk;
+    if (d->cis) {
+        int64_t nb = (T + d->sparse.block_size - 1) / d->sparse.block_size;
+        bytes += 4 * d->heads.kv_heads * (T + 2 * nb);
+        if (a->selector != SP_SELECT_DENSE)
+            bytes += 4 * n * d->heads.kv_heads * sp_model_shortlist(d, true).topk;
+    }
     if (needs_scores(a)) bytes += 4 * tile_of(a) * d->heads.kv_heads * windows_of(a);
     return bytes;
 }
@@ -77,6 +87,13 @@ static sp_status allocate(sp_prefiller *p) {
     if (p->a.selector != SP_SELECT_DENSE)
         SP_TRY(sp_tensor_alloc(be, SP_I32, n, d->heads.kv_heads * p->select.selection.topk,
                                "block lists of a chunk", &p->lists));
+    if (d->cis)
+        SP_TRY(sp_tensor_alloc(be, SP_F32, d->heads.kv_heads, T, "importance of a layer's keys",
+                               &p->cis));
+    if (d->cis && p->a.selector != SP_SELECT_DENSE)
+        SP_TRY(sp_tensor_alloc(be, SP_I32, n, d->heads.kv_heads * sp_model_shortlist(d, true).topk,
+                               "shortlists of a chunk", &p->chosen));
+    SP_TRY(sp_cis_ranking_make(be, d, T, &p->rank));
     return sp_tensor_alloc(be, SP_F32, 1, d->vocab, "logits", &p->logits);
 }
 
@@ -89,11 +106,6 @@ sp_status sp_prefiller_open(const sp_prefiller_args *a, sp_prefiller **out) {
         return sp_error(SP_ENVIRONMENT, "prefill with the %s selector%s",
                         sp_selector_name(a->selector),
                         known ? " was asked for without weights" : " is not known");
-    if (d->cis)
-        return sp_error(SP_BAD_INPUT,
-                        "%s chooses blocks in two stages; prefill for the decode "
-                        "engine knows one stage only",
-                        d->name);
     if (a->max_prompt < 1 || a->max_tokens < a->max_prompt)
         return sp_error(SP_BAD_INPUT, "prompts of %lld tokens within %lld tokens in all",
                         (long long)a->max_prompt, (long long)a->max_tokens);
@@ -118,8 +130,9 @@ sp_status sp_prefiller_open(const sp_prefiller_args *a, sp_prefiller **out) {
 
 void sp_prefiller_close(sp_prefiller *p) {
     if (!p) return;
-    sp_tensor *const all[] = {&p->h,    &p->k,      &p->v,     &p->f[0],
-                              &p->f[1], &p->scores, &p->lists, &p->logits};
+    sp_tensor *const all[] = {&p->h,      &p->k,     &p->v,      &p->f[0], &p->f[1],
+                              &p->scores, &p->lists, &p->logits, &p->cis,  &p->chosen};
+    sp_cis_ranking_free(&p->rank);
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) sp_tensor_free(all[i]);
     sp_workspace_free(&p->w);
     sp_rope_table_free(&p->rope);
@@ -155,16 +168,28 @@ static sp_status compress(const layer_run *r, int64_t at, int64_t n) {
                             sp_tensor_rows(r->c, have, want - have));
 }
 
+// Importance of the first `total` keys of the layer; SP_NO_TENSOR where the model has none.
+static sp_tensor cis_of(const sp_prefiller *p, int64_t total) {
+    return p->m->desc->cis ? sp_tensor_cols(p->cis, 0, total) : SP_NO_TENSOR;
+}
+
 // Lists of rows row0 .. n-1 of the chunk at `at`.
 static sp_status choose(const layer_run *r, sp_tensor q, int64_t at, int64_t row0, int64_t n) {
     sp_prefiller *p = r->p;
     bool forecast = p->a.selector == SP_SELECT_FORECAST;
-    sp_tensor source = forecast ? sp_tensor_rows(p->f[r->layer % 2], at, n) : q;
+    sp_tensor source = forecast ? sp_tensor_rows(p->f[r->layer % 2], at, n) : q, order;
+    const sp_model_desc *d = p->m->desc;
+    SP_TRY(sp_cis_rank(d, &p->rank, cis_of(p, at + n), &order));
     int64_t tile = forecast ? n : p->tile; // Forecasts need no window scores in memory
     for (int64_t i = row0; i < n; i += tile) {
         int64_t rows = n - i < tile ? n - i : tile;
+        sp_tensor lists = sp_tensor_rows(p->lists, i, rows);
+        sp_tensor chosen = d->cis ? sp_tensor_rows(p->chosen, i, rows) : lists;
         SP_TRY(sp_select_rows(p->m, &p->select, sp_tensor_rows(source, i, rows), at + i, r->c,
-                              at + n, p->scores, sp_tensor_rows(p->lists, i, rows)));
+                              at + n, p->scores, chosen));
+        if (d->cis)
+            SP_TRY(sp_extend_lists(p->select.selection.block, d->heads.kv_heads, chosen, at + i,
+                                   order, lists));
     }
     return SP_OK;
 }
@@ -173,11 +198,11 @@ static sp_status attend(const layer_run *r, sp_tensor q, int64_t at, int64_t row
     const sp_prefiller *p = r->p;
     const sp_heads heads = p->m->desc->heads;
     sp_tensor k = sp_tensor_rows(p->k, 0, at + n), v = sp_tensor_rows(p->v, 0, at + n);
-    sp_tensor out = sp_tensor_rows(p->w.attn, row0, n - row0);
+    sp_tensor out = sp_tensor_rows(p->w.attn, row0, n - row0), cis = cis_of(p, at + n);
     q = sp_tensor_rows(q, row0, n - row0);
     if (p->a.selector == SP_SELECT_DENSE)
-        return sp_dense_attention(heads, q, at + row0, k, v, SP_NO_TENSOR, out);
-    return sp_sparse_attention(heads, q, at + row0, k, v, SP_NO_TENSOR,
+        return sp_dense_attention(heads, q, at + row0, k, v, cis, out);
+    return sp_sparse_attention(heads, q, at + row0, k, v, cis,
                                sp_tensor_rows(p->lists, row0, n - row0), p->select.selection.block,
                                out);
 }
@@ -198,7 +223,12 @@ static sp_status run_chunk(const layer_run *r, int64_t at, int64_t n) {
     sp_tensor k = sp_tensor_rows(p->k, at, n), v = sp_tensor_rows(p->v, at, n);
     SP_TRY(sp_copy(k, sp_workspace_k(m, &w, n)));
     SP_TRY(sp_copy(v, sp_workspace_v(m, &w, n)));
-    SP_TRY(r->sink->put(r->sink->user, r->layer, at, k, v));
+    sp_tensor cis = SP_NO_TENSOR; // of these rows
+    if (m->desc->cis) {
+        cis = sp_tensor_cols(p->cis, at, n);
+        SP_TRY(sp_copy(cis, sp_workspace_cis(m, &w, n)));
+    }
+    SP_TRY(r->sink->put(r->sink->user, r->layer, at, k, v, cis));
     SP_TRY(compress(r, at, n));
     if (r->layer == 0) SP_TRY(forecast_rows(r, 0, at, n));
     if (last_layer && !last_chunk) return SP_OK; // only its keys and values are needed
@@ -223,7 +253,7 @@ static sp_status run_layer(layer_run *r) {
     sp_tensor list =
         p->a.selector == SP_SELECT_DENSE ? SP_NO_TENSOR : sp_tensor_rows(p->lists, n - 1, 1);
     return r->sink->fill(r->sink->user, r->layer, sp_tensor_rows(p->k, 0, r->T),
-                         sp_tensor_rows(p->v, 0, r->T), list);
+                         sp_tensor_rows(p->v, 0, r->T), cis_of(p, r->T), list);
 }
 
 sp_status sp_prefiller_run(sp_prefiller *p, const int32_t *tokens, int64_t T,

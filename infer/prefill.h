@@ -21,13 +21,16 @@
 typedef struct sp_prefill_sink {
     void *user;
     // Rotated keys and values [n, Hkv*d] at positions pos0.. of one layer, in order; pos0 is a
-    // multiple of the block. The last block may be partial.
-    sp_status (*put)(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v);
+    // multiple of the block. The last block may be partial. cis F32 [Hkv, n]: importance of the
+    // keys, where the model has it, else SP_NO_TENSOR.
+    sp_status (*put)(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v,
+                     sp_tensor cis);
     // Room for the layer's compressed keys, [>= windows of T, Hkv*d]; they are written there.
     sp_tensor (*compressed)(void *user, int64_t layer);
-    // The layer is complete: all its keys and values [T, Hkv*d] in device memory, and the last
-    // query's list I32 [1, Hkv*k] (data NULL: dense).
-    sp_status (*fill)(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor list);
+    // The layer is complete: all its keys and values [T, Hkv*d] and cis [Hkv, T] in device memory,
+    // and the last query's list I32 [1, Hkv*k] (data NULL: dense).
+    sp_status (*fill)(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                      sp_tensor list);
 } sp_prefill_sink;
 
 typedef struct sp_prefiller_args {
@@ -41,8 +44,7 @@ typedef struct sp_prefiller_args {
 } sp_prefiller_args;
 
 typedef struct sp_prefiller sp_prefiller;
-// Allocates for prompts up to max_prompt. SP_BAD_INPUT for a base with importance of keys
-// (two-stage selection), which the decode engine does not serve.
+// Allocates for prompts up to max_prompt.
 sp_status sp_prefiller_open(const sp_prefiller_args *a, sp_prefiller **out);
 void sp_prefiller_close(sp_prefiller *p);               // NULL is fine
 int64_t sp_prefiller_bytes(const sp_prefiller_args *a); // of device memory, without scratch

@@ -9,9 +9,10 @@ typedef struct target {
     int64_t seq, T;
 } target;
 
-static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v) {
+static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v,
+                     sp_tensor cis) {
     target *t = user;
-    return sp_infer_put(t->e, layer, t->seq, pos0, k, v);
+    return sp_infer_put(t->e, layer, t->seq, pos0, k, v, cis);
 }
 
 static sp_tensor compressed(void *user, int64_t layer) {
@@ -19,9 +20,10 @@ static sp_tensor compressed(void *user, int64_t layer) {
     return sp_infer_compressed(t->e, layer, t->seq);
 }
 
-static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor list) {
+static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                      sp_tensor list) {
     target *t = user;
-    return sp_infer_fill(t->e, layer, t->seq, k, v, t->T, list);
+    return sp_infer_fill(t->e, layer, t->seq, k, v, cis, t->T, list);
 }
 
 sp_selector sp_infer_prefill_selector(sp_infer_mode m) {

@@ -18,6 +18,7 @@ struct sp_infer {
     // Activations of one token a sequence; rows B.
     sp_tensor h, x;      // residual stream; normed input of attention, then of the MLP [B, D]
     sp_tensor qkvf[2];   // q | k | v | Forecast of the next layer, of even and odd layers
+    sp_tensor cis;       // F32 [Hkv, B] importance of the keys, where the model has it
     sp_tensor f0;        // Forecast of layer 0 [B, Hkv*d]
     sp_tensor next_q;    // InfiniGen: the next layer's queries from this layer's input [B, Hq*d]
     sp_tensor projected; // InfiniGen: their sum on the channels [B, Hkv*channels]

@@ -44,6 +44,8 @@ static sp_status project(sp_infer *e, int64_t l) {
     if (!more) out = sp_tensor_cols(out, 0, q_cols(e) + 2 * kv_cols(e));
     SP_TRY(sp_decode_linear(e->d, e->x, w->qkv, more ? e->a.forecast->w[l + 1] : none, out));
     SP_TRY(rotate(e, sp_tensor_cols(out, 0, q_cols(e) + kv_cols(e))));
+    if (e->m->desc->cis)
+        SP_TRY(sp_cis(e->m->desc->heads, values(e, l), w->cis_delta, w->cis_scale, e->cis));
     if (more) SP_TRY(rotate(e, forecast(e, l + 1)));
     if (l == 0 && sp_infer_mode_forecasts(e->a.mode)) {
         SP_TRY(sp_decode_linear(e->d, e->x, e->a.forecast->w[0], none, e->f0));
@@ -89,7 +91,7 @@ static sp_status attention(sp_infer *e, int64_t l) {
     else if (!dense)
         SP_TRY(choose_now(e, l));
     bool compressed = !dense && !sp_infer_mode_forecasts(e->a.mode) && (!ahead || l == 0);
-    SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), !compressed));
+    SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), e->cis, !compressed));
     if (ahead && l > 0) {
         SP_TRY(sp_decode_note(e->d, l, SP_AT_WAIT));
         SP_TRY(sp_decode_transfer_wait(e->d, l));

@@ -12,7 +12,8 @@
 // k list length, n_w compressed keys a sequence can have, L layers.
 //
 // The unit of storage and transfer is one (pair, block): its keys [bs, d], then its values [bs, d],
-// bf16, one contiguous run (32 KiB at bs 64, d 128).
+// bf16, one contiguous run (32 KiB at bs 64, d 128); where keys have an importance of their own
+// (NOSA, training.md 1.6), that of the block's tokens follows, fp32 [bs].
 //   slots [B][Hkv][C] units   device memory, what attention reads
 //   home  [B][Hkv][NB] units  pinned host memory: all finished blocks (and the tail's of prefill)
 // A resident layer has no home: its slots are its blocks (C = NB, slot of a block = its number), in
@@ -58,6 +59,9 @@ typedef struct sp_decode_args {
     sp_heads heads;         // d 64 or 128, at most 16 query heads a KV head
     sp_grid grid;           // of the compressed keys
     sp_selection selection; // k, forced blocks included
+    // With importance of keys: blocks of a list that the scores choose, forced ones included; the
+    // others are those of the largest importance (training.md 5.4). 0: keys have none.
+    int64_t shortlist;
     int64_t layers, batch, max_tokens;
     int64_t slots;       // C >= k of layers that are not resident
     int64_t resident;    // layers 0 .. resident-1 are resident
@@ -98,16 +102,18 @@ sp_tensor sp_decode_compressed(sp_decode *d, int64_t layer, int64_t b);
 // InfiniGen: partial keys [max_tokens, Hkv*channels], row = position.
 sp_tensor sp_decode_partial(sp_decode *d, int64_t layer, int64_t b);
 
-// Stores rows of rotated keys and values k, v [n, Hkv*d] at positions pos0.. (a multiple of bs) in
-// the home, or in the blocks of a resident layer. Asynchronous: k and v may be reused by later
-// operations of the backend. The last, partial block is stored too.
+// Stores rows of rotated keys and values k, v [n, Hkv*d], and the importance of the keys, cis F32
+// [Hkv, n] (else SP_NO_TENSOR), at positions pos0.. (a multiple of bs) in the home, or in the
+// blocks of a resident layer. Asynchronous: the tensors may be reused by later operations of the
+// backend. The last, partial block is stored too.
 sp_status sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k,
-                        sp_tensor v);
+                        sp_tensor v, sp_tensor cis);
 // Fills the slots of one sequence with the blocks of `list` (I32 [1, Hkv*k] on the device, the last
 // query's, ascending, -1 at the end; data NULL: the forced blocks alone), from k, v [tokens, Hkv*d]
-// in device memory. Forgets what the slots held. Nothing to do for a resident layer.
+// and cis [Hkv, tokens] in device memory. Forgets what the slots held; of a resident layer there is
+// only the importance of the blocks to be computed.
 sp_status sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor v,
-                         int64_t tokens, sp_tensor list);
+                         sp_tensor cis, int64_t tokens, sp_tensor list);
 
 // ---- one step -----------------------------------------------------------------------------------
 
@@ -128,9 +134,11 @@ sp_status sp_decode_linear_swiglu(sp_decode *d, sp_tensor x, sp_tensor gate_up, 
 // The compressed key that the token at the present position completes, if it does (2.5); k is this
 // step's keys [B, Hkv*d], the earlier ones are in slots.
 sp_status sp_decode_compress(sp_decode *d, int64_t layer, sp_tensor k);
-// Writes k, v [B, Hkv*d] into the tail block's slot; with `compress` also does the above. A block
-// that becomes full is written to its home and stays in its slot.
-sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, bool compress);
+// Writes k, v [B, Hkv*d] and cis F32 [Hkv, B] (or SP_NO_TENSOR) into the tail block's slot; with
+// `compress` also does the above. A block that becomes full is written to its home and stays in its
+// slot.
+sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                           bool compress);
 
 // Lists for `layer` at the present positions, then slots and queue. f [B, Hkv*d]; q [B, Hq*d];
 // projected [B, Hkv*channels]. Scores fp32; ties to the lower block.
@@ -192,7 +200,8 @@ sp_status sp_decode_noted(sp_decode *d, double *ms);
 sp_status sp_decode_lists(sp_decode *d, int64_t layer, int32_t *blocks, int32_t *slots);
 // Which block each slot holds, [B][Hkv][C], -1 none. Waits.
 sp_status sp_decode_map(sp_decode *d, int64_t layer, int32_t *blocks);
-// One unit's keys and values as the device has them, from its slot; host fp32 [2*bs*d].
+// One unit's keys and values as the device has them, from its slot; host fp32 [2*bs*d], then [bs]
+// of importance if there is any.
 sp_status sp_decode_unit(sp_decode *d, int64_t layer, int64_t pair, int64_t slot, float *out);
 
 typedef struct sp_decode_counters {

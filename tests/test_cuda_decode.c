@@ -51,20 +51,24 @@ typedef struct shape {
     sp_selection s;
     int64_t max_tokens, slots;
     int64_t tokens[BATCH];
+    int64_t shortlist; // 0: keys have no importance
 } shape;
 
 static const shape shapes[] = {
-    {"minicpm", {32, 2, 128}, {32, 16}, {64, 1, 4, 16, true}, 4096, 16, {3000, 1531, 191}},
+    {"minicpm", {32, 2, 128}, {32, 16}, {64, 1, 4, 16, true}, 4096, 16, {3000, 1531, 191}, 0},
     {"minicpm, more slots",
      {32, 2, 128},
      {32, 16},
      {64, 1, 4, 16, true},
      4096,
      40,
-     {3005, 2047, 640}},
-    {"tiny", {8, 2, 64}, {8, 4}, {16, 1, 2, 10, true}, 1024, 12, {900, 255, 31}},
-    {"one head, group 16", {16, 1, 64}, {32, 16}, {64, 2, 1, 6, true}, 3000, 7, {2900, 63, 64}},
-    {"group 3", {6, 2, 128}, {16, 8}, {32, 0, 1, 5, true}, 2000, 9, {1900, 5, 1}},
+     {3005, 2047, 640},
+     0},
+    {"tiny", {8, 2, 64}, {8, 4}, {16, 1, 2, 10, true}, 1024, 12, {900, 255, 31}, 0},
+    {"one head, group 16", {16, 1, 64}, {32, 16}, {64, 2, 1, 6, true}, 3000, 7, {2900, 63, 64}, 0},
+    {"group 3", {6, 2, 128}, {16, 8}, {32, 0, 1, 5, true}, 2000, 9, {1900, 5, 1}, 0},
+    {"nosa", {32, 2, 128}, {32, 16}, {64, 1, 4, 16, true}, 4096, 20, {3000, 1531, 191}, 9},
+    {"tiny nosa", {8, 2, 64}, {8, 4}, {16, 1, 2, 14, true}, 1024, 14, {900, 255, 31}, 10},
 };
 
 typedef struct fixture {
@@ -83,6 +87,7 @@ static fixture open_fixture(const shape *c, sp_transfer_kind kind) {
     sp_decode_args a = {.heads = c->heads,
                         .grid = c->grid,
                         .selection = c->s,
+                        .shortlist = c->shortlist,
                         .layers = LAYERS,
                         .batch = BATCH,
                         .max_tokens = c->max_tokens,
@@ -322,9 +327,117 @@ static void check_selection(const shape *c, source how, sp_transfer_kind kind, i
 static void selection_and_slots(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        if (shapes[i].shortlist) continue; // below
         check_selection(&shapes[i], FORECAST, SP_TRANSFER_KERNEL, small ? 3 : 40);
         check_selection(&shapes[i], ORIGINAL, SP_TRANSFER_KERNEL, small ? 2 : 12);
         check_selection(&shapes[i], PARTIAL, SP_TRANSFER_KERNEL, small ? 2 : 12);
+    }
+}
+
+// Best blocks lo..hi-1 that are not `taken`, the lower index first among equals.
+static void take_best(const double *score, int64_t lo, int64_t hi, int64_t n, bool *taken) {
+    for (; n > 0; n--) {
+        int64_t best = -1;
+        for (int64_t m = lo; m < hi; m++)
+            if (!taken[m] && (best < 0 || score[m] > score[best])) best = m;
+        if (best < 0) return;
+        taken[best] = true;
+    }
+}
+
+// The list of one pair in two stages (training.md 5.4), in double.
+static void list_in_two_stages(const fixture *f, int64_t layer, int64_t b, int64_t h,
+                               const float *x, const float *cis, int64_t pos, int32_t *list) {
+    const shape *c = f->c;
+    int64_t qb = pos / c->s.block, per = c->s.block / c->grid.stride, n = 0;
+    int64_t windows = sp_windows(c->grid, pos + 1), lo = c->s.init_blocks;
+    int64_t hi = qb - c->s.local_blocks > lo ? qb - c->s.local_blocks : lo;
+    double *w = calloc((size_t)windows + 1, sizeof *w), *score[2];
+    bool *taken = calloc((size_t)qb + 1, sizeof *taken);
+    window_scores(f, FORECAST, layer, b, h, x, windows, w);
+    for (int stage = 0; stage < 2; stage++) {
+        score[stage] = malloc((size_t)(qb + 1) * sizeof **score);
+        for (int64_t m = 0; m <= qb; m++) {
+            score[stage][m] = -INFINITY;
+            for (int64_t j = m * per - 1; j <= m * per + per - 1; j++)
+                if (j >= 0 && j < windows) score[stage][m] = fmax(score[stage][m], w[j]);
+        }
+        for (int64_t j = 0; j < windows; j++) {
+            w[j] = 0;
+            for (int64_t t = 0; t < c->grid.kernel; t++)
+                w[j] += (double)cis[h * c->max_tokens + j * c->grid.stride + t] /
+                        (double)c->grid.kernel;
+        }
+    }
+    for (int64_t m = 0; m <= qb; m++) taken[m] = m < lo || m >= hi;
+    int64_t forced = qb + 1 - (hi - lo);
+    take_best(score[0], lo, hi, c->shortlist - forced, taken);
+    int64_t so_far = 0;
+    for (int64_t m = 0; m <= qb; m++) so_far += taken[m];
+    take_best(score[1], lo, hi, c->s.topk - so_far, taken);
+    for (int64_t m = 0; m <= qb; m++)
+        if (taken[m]) list[n++] = (int32_t)m;
+    while (n < c->s.topk) list[n++] = -1;
+    free(w), free(score[0]), free(score[1]), free(taken);
+}
+
+// Blocks of the prompt have their importance from sp_decode_fill, later ones from sp_decode_append.
+static void two_stages(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const shape *c = &shapes[i];
+        if (!c->shortlist) continue;
+        fixture f = open_fixture(c, SP_TRANSFER_KERNEL);
+        int64_t hk = c->heads.kv_heads, k = c->s.topk, wide = hk * c->max_tokens, rows = 0;
+        int64_t steps = small ? 4 : 5 * c->s.block;
+        int32_t *blocks = malloc((size_t)(BATCH * hk * k) * 4), *want = malloc((size_t)k * 4);
+        float *kv, *cis[BATCH];
+        sp_tensor all = random_tensor(c->max_tokens, f.kv_cols, 1, &kv), importance, logits, now;
+        assert_ok(sp_tensor_alloc(gpu, SP_F32, hk, c->max_tokens, "importance", &importance));
+        assert_ok(sp_tensor_alloc(gpu, SP_F32, hk, BATCH, "importance", &now));
+        assert_ok(sp_tensor_alloc(gpu, SP_F32, BATCH, 8, "logits", &logits));
+        for (int64_t b = 0; b < BATCH; b++) {
+            cis[b] = malloc((size_t)wide * 4);
+            for (int64_t e = 0; e < wide; e++) cis[b][e] = test_uniform(&seed, 0, 3);
+            assert_ok(sp_upload(importance, cis[b]));
+            int64_t T = c->tokens[b];
+            sp_tensor k_rows = sp_tensor_rows(all, 0, T), cols = sp_tensor_cols(importance, 0, T);
+            assert_ok(sp_decode_put(f.d, 0, b, 0, k_rows, k_rows, cols));
+            assert_ok(sp_decode_fill(f.d, 0, b, k_rows, k_rows, cols, T, SP_NO_TENSOR));
+        }
+        for (int64_t step = 0; step < steps; step++) {
+            float *x, *token, column[BATCH * 2];
+            sp_tensor ft = random_tensor(BATCH, f.kv_cols, 1, &x);
+            sp_tensor kt = random_tensor(BATCH, f.kv_cols, 1, &token);
+            for (int64_t h = 0; h < hk; h++)
+                for (int64_t b = 0; b < BATCH; b++)
+                    column[h * BATCH + b] = cis[b][h * c->max_tokens + c->tokens[b] + step];
+            assert_ok(sp_upload(now, column));
+            assert_ok(sp_decode_select_forecast(f.d, 0, ft));
+            assert_ok(sp_decode_transfer(f.d, 0, false));
+            // compressed keys stay those of the fixture
+            assert_ok(sp_decode_append(f.d, 0, kt, kt, now, false));
+            assert_ok(sp_decode_lists(f.d, 0, blocks, NULL));
+            for (int64_t p = 0; p < BATCH * hk; p++, rows++) {
+                int64_t b = p / hk, pos = c->tokens[b] + step;
+                list_in_two_stages(&f, 0, b, p % hk, x, cis[b], pos, want);
+                if (memcmp(want, blocks + p * k, (size_t)k * 4) != 0)
+                    fail_msg("%s: sequence %d, head %d, position %d", c->name, (int)b,
+                             (int)(p % hk), (int)pos);
+            }
+            int64_t n, different;
+            assert_ok(sp_decode_check_copies(f.d, 0, &n, &different));
+            assert_int_equal(different, 0);
+            assert_ok(sp_decode_advance(f.d, logits));
+            free(x), free(token);
+            sp_tensor_free(&ft), sp_tensor_free(&kt);
+        }
+        printf("    %-22s %lld lists\n", c->name, (long long)rows);
+        for (int64_t b = 0; b < BATCH; b++) free(cis[b]);
+        free(blocks), free(want), free(kv);
+        sp_tensor_free(&all), sp_tensor_free(&importance), sp_tensor_free(&now);
+        sp_tensor_free(&logits);
+        close_fixture(&f);
     }
 }
 
@@ -336,14 +449,14 @@ static void every_transfer(void **state) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// One head over n keys and values [n][d], in double.
-static void attend_slowly(const float *q, const float *k, const float *v, int64_t n, int64_t d,
-                          float *out) {
+// One head over n keys and values [n][d], in double; bias [n] on the logits.
+static void attend_slowly(const float *q, const float *k, const float *v, const float *bias,
+                          int64_t n, int64_t d, float *out) {
     double *z = malloc((size_t)n * sizeof *z), best = -INFINITY, total = 0;
     for (int64_t t = 0; t < n; t++) {
         z[t] = 0;
         for (int64_t e = 0; e < d; e++) z[t] += (double)q[e] * k[t * d + e];
-        z[t] /= sqrt((double)d);
+        z[t] = z[t] / sqrt((double)d) + (double)bias[t];
         best = fmax(best, z[t]);
     }
     for (int64_t t = 0; t < n; t++) total += exp(z[t] - best);
@@ -362,7 +475,8 @@ static void attention_over_slots(void **state) {
         fixture f = open_fixture(c, SP_TRANSFER_KERNEL);
         int64_t d = c->heads.head_dim, G = c->heads.q_heads / c->heads.kv_heads, k = c->s.topk;
         int64_t pairs = BATCH * c->heads.kv_heads, half = c->s.block * d, n = BATCH * f.q_cols;
-        float *x, *q, *unit = malloc((size_t)f.unit * 4);
+        float *x, *q, *unit = malloc((size_t)(f.unit + c->s.block) * 4);
+        float *bias = calloc((size_t)(k * c->s.block), 4);
         float *keys = malloc((size_t)(k * half) * 4), *values = malloc((size_t)(k * half) * 4);
         float *got = malloc((size_t)n * 4), *want = malloc((size_t)n * 4);
         int32_t *blocks = malloc((size_t)(pairs * k) * 4), *slots = malloc((size_t)(pairs * k) * 4);
@@ -383,17 +497,18 @@ static void attention_over_slots(void **state) {
                 assert_ok(sp_decode_unit(f.d, 0, p, slots[s], unit));
                 memcpy(keys + rows * d, unit, (size_t)(there * d) * 4);
                 memcpy(values + rows * d, unit + half, (size_t)(there * d) * 4);
+                if (c->shortlist) memcpy(bias + rows, unit + 2 * half, (size_t)there * 4);
                 rows += there;
             }
             for (int64_t g = p * G; g < (p + 1) * G; g++) // heads of all pairs lie in order
-                attend_slowly(q + g * d, keys, values, rows, d, want + g * d);
+                attend_slowly(q + g * d, keys, values, bias, rows, d, want + g * d);
         }
         // Weights and results are rounded to bf16: 2^-9 each.
         double error = test_rel_error(got, want, n);
         printf("    %-22s rel %.2e\n", c->name, error);
         assert_true(error < 4e-3);
         free(x), free(q), free(unit), free(keys), free(values), free(got), free(want);
-        free(blocks), free(slots);
+        free(blocks), free(slots), free(bias);
         sp_tensor_free(&ft), sp_tensor_free(&qt), sp_tensor_free(&out);
         close_fixture(&f);
     }
@@ -462,6 +577,7 @@ static void linear_layers(void **state) {
 
 static struct {
     sp_model *gpu_model;
+    const sp_model *on_cpu_model;
     sp_model_desc *desc;
     sp_forecast_device on_cpu, on_gpu;
 } tiny;
@@ -470,13 +586,11 @@ enum { PROMPTS = 3, MAX_TOKENS = 768, V = 1024 };
 static int32_t text[PROMPTS][MAX_TOKENS];
 static const int64_t lengths[PROMPTS] = {301, 64, 470};
 
-static int open_tiny(void **state) {
-    (void)state;
-    char *dir = test_path("data/tiny-base");
+static int open_base(const char *folder, sp_forecast f) {
+    char *dir = test_path(folder);
     assert_ok(sp_model_describe(dir, NULL, &tiny.desc));
     assert_ok(sp_model_load(gpu, tiny.desc, &(sp_model_load_options){0}, &tiny.gpu_model));
     free(dir);
-    sp_forecast f = golden_forecast(1);
     assert_ok(sp_forecast_upload(test_backend(), &f, &tiny.on_cpu));
     assert_ok(sp_forecast_upload(gpu, &f, &tiny.on_gpu));
     sp_forecast_free(&f);
@@ -484,6 +598,21 @@ static int open_tiny(void **state) {
     for (int p = 0; p < PROMPTS; p++)
         for (int i = 0; i < MAX_TOKENS; i++) text[p][i] = (int32_t)(test_random(&s) % V);
     return 0;
+}
+
+static int open_tiny(void **state) {
+    (void)state;
+    tiny.on_cpu_model = test_tiny_base();
+    return open_base("data/tiny-base", golden_forecast(1));
+}
+
+static int open_nosa(void **state) {
+    (void)state;
+    sp_forecast f;
+    tiny.on_cpu_model = test_tiny_nosa();
+    assert_ok(sp_forecast_alloc(tiny.on_cpu_model->desc, &f));
+    sp_forecast_init(&f, 20260605);
+    return open_base("data/tiny-nosa", f);
 }
 
 static int close_tiny(void **state) {
@@ -626,7 +755,7 @@ static void against_the_cpu_engine(void **state) {
         for (int p = 0; p < PROMPTS; p++) forced[i * PROMPTS + p] = text[p][lengths[p] + i];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         float *want =
-            cpu_logits(test_backend(), test_tiny_base(), &tiny.on_cpu, cases[i].selector, steps);
+            cpu_logits(test_backend(), tiny.on_cpu_model, &tiny.on_cpu, cases[i].selector, steps);
         float *simple = cpu_logits(gpu, tiny.gpu_model, &tiny.on_gpu, cases[i].selector, steps);
         sp_serve_run r = serve(cases[i].mode, SP_TRANSFER_KERNEL, 0, false, false, steps, forced);
         int64_t rows = steps * PROMPTS;
@@ -716,13 +845,23 @@ static void infinigen_basis(void **state) {
 
 static int run_all(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(linear_layers),   cmocka_unit_test(selection_and_slots),
-        cmocka_unit_test(every_transfer),  cmocka_unit_test(attention_over_slots),
-        cmocka_unit_test(ways_of_serving), cmocka_unit_test(against_the_cpu_engine),
-        cmocka_unit_test(bad_input),       cmocka_unit_test(infinigen_basis),
+        cmocka_unit_test(linear_layers),
+        cmocka_unit_test(selection_and_slots),
+        cmocka_unit_test(two_stages),
+        cmocka_unit_test(every_transfer),
+        cmocka_unit_test(attention_over_slots),
+        cmocka_unit_test(ways_of_serving),
+        cmocka_unit_test(against_the_cpu_engine),
+        cmocka_unit_test(bad_input),
+        cmocka_unit_test(infinigen_basis),
     };
     assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
+    const struct CMUnitTest of_nosa[] = {
+        cmocka_unit_test(ways_of_serving),
+        cmocka_unit_test(against_the_cpu_engine),
+    };
     int failed = cmocka_run_group_tests(tests, open_tiny, close_tiny);
+    failed += cmocka_run_group_tests(of_nosa, open_nosa, close_tiny);
     sp_backend_close(gpu);
     return failed;
 }

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { L = 6, KV = 128, LISTS = 20, V = 1024, LONGEST = 230, BLOCK = 16 };
+enum { L = 6, KV = 128, HKV = 2, MAX_LISTS = 28, V = 1024, LONGEST = 230, BLOCK = 16 };
 static const sp_grid grid = {8, 4};
 
 static struct {
@@ -22,8 +22,15 @@ static struct {
     // Relative L2: another cut of the prompt changes the rounding of matrix products only, of fp32
     // on the CPU, of bf16 in every layer on a GPU.
     double same;
+    int64_t lists;       // Hkv*k of the model
     int64_t other_lists; // of the GPU: near ties
 } shared;
+
+static void use(const sp_model *m) {
+    shared.model = m;
+    shared.lists = HKV * sp_model_selection(m->desc, true).topk;
+    assert_true(shared.lists <= MAX_LISTS);
+}
 
 static int group_setup(void **state) {
     (void)state;
@@ -42,13 +49,21 @@ typedef struct sink {
     int64_t T, layer, rows; // rows put of the present layer; layers filled
     int64_t puts;
     float k[L][LONGEST * KV], v[L][LONGEST * KV];
-    int32_t list[L][LISTS];
+    float cis[L][HKV][LONGEST];
+    int32_t list[L][MAX_LISTS];
     bool has_list;
     sp_tensor compressed[L];
 } sink;
 
-static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v) {
+static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v,
+                     sp_tensor cis) {
     sink *s = user;
+    assert_int_equal(cis.data != NULL, shared.model->desc->cis);
+    if (cis.data) {
+        assert_true(cis.rows == HKV && cis.cols == k.rows);
+        for (int h = 0; h < HKV; h++)
+            SP_TRY(sp_download(sp_tensor_rows(cis, h, 1), s->cis[layer][h] + pos0));
+    }
     assert_true(layer == s->layer && pos0 == s->rows && pos0 % BLOCK == 0);
     assert_true(k.rows == v.rows && k.cols == KV && v.cols == KV);
     SP_TRY(sp_download(k, s->k[layer] + pos0 * KV));
@@ -62,8 +77,10 @@ static sp_tensor compressed(void *user, int64_t layer) {
     return ((sink *)user)->compressed[layer];
 }
 
-static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor list) {
+static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                      sp_tensor list) {
     sink *s = user;
+    assert_true(!shared.model->desc->cis || (cis.rows == HKV && cis.cols == s->T));
     assert_true(layer == s->layer && s->rows == s->T && k.rows == s->T && v.rows == s->T);
     float *again = test_download(v); // as it was put, chunk by chunk
     assert_memory_equal(again, s->v[layer], (size_t)s->T * KV * sizeof *again);
@@ -94,7 +111,7 @@ static void sink_close(sink *s) {
 static sp_status keep_list(void *user, const sp_engine_layer *v) {
     int32_t *lists = user;
     if (!v->lists.data) return SP_OK;
-    return sp_download(sp_tensor_rows(v->lists, v->n - 1, 1), lists + v->layer * LISTS);
+    return sp_download(sp_tensor_rows(v->lists, v->n - 1, 1), lists + v->layer * shared.lists);
 }
 
 static void compare(sp_selector selector, int64_t T, int64_t chunk) {
@@ -103,7 +120,7 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
     sp_prefiller *p;
     sink *s = sink_open(T);
     float *want = malloc(V * sizeof *want), *got = malloc(V * sizeof *got);
-    int32_t lists[L * LISTS];
+    int32_t lists[L * MAX_LISTS];
     assert_ok(sp_engine_open(&(sp_engine_args){.model = m, .max_tokens = T}, &e));
     assert_ok(sp_engine_start(e, &(sp_engine_run){.selector = selector,
                                                   .forecast = &shared.forecast,
@@ -143,7 +160,15 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
             assert_close("compressed keys", mine, c, windows * KV, shared.same);
             free(c), free(mine);
         }
-        if (!s->has_list || memcmp(s->list[l], lists + l * LISTS, sizeof s->list[l]) == 0) continue;
+        if (m->desc->cis) {
+            float *cis = test_download(sp_engine_importance(e, l));
+            for (int h = 0; h < HKV; h++)
+                assert_close("importance", s->cis[l][h], cis + h * T, T, shared.same);
+            free(cis);
+        }
+        if (!s->has_list || memcmp(s->list[l], lists + l * shared.lists,
+                                   (size_t)shared.lists * sizeof *lists) == 0)
+            continue;
         shared.other_lists++;
         if (shared.same < 1e-4) fail_msg("list of layer %d at %d tokens", l, (int)T);
     }
@@ -153,8 +178,7 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
     free(want), free(got);
 }
 
-static void equals_the_simple_engine(void **state) {
-    (void)state;
+static void every_cut(void) {
     static const sp_selector selectors[] = {SP_SELECT_DENSE, SP_SELECT_ORIGINAL,
                                             SP_SELECT_FORECAST};
     static const int64_t lengths[] = {1, 7, 8, 16, 17, 200, LONGEST};
@@ -165,8 +189,21 @@ static void equals_the_simple_engine(void **state) {
                 if (c == 0 || lengths[t] > chunks[c]) compare(selectors[i], lengths[t], chunks[c]);
 }
 
+static void equals_the_simple_engine(void **state) {
+    (void)state;
+    use(test_tiny_base());
+    every_cut();
+}
+
+static void with_importance_of_keys(void **state) {
+    (void)state;
+    use(test_tiny_nosa());
+    every_cut();
+}
+
 static void refusals(void **state) {
     (void)state;
+    use(test_tiny_base());
     sp_prefiller_args a = {
         .model = shared.model, .selector = SP_SELECT_FORECAST, .max_prompt = 32, .max_tokens = 32};
     sp_prefiller *p;
@@ -219,6 +256,7 @@ static void the_same_on_a_gpu(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_the_simple_engine),
+        cmocka_unit_test(with_importance_of_keys),
         cmocka_unit_test(refusals),
         cmocka_unit_test(the_same_on_a_gpu),
     };

@@ -295,3 +295,7 @@ sp_tensor sp_engine_values(const sp_engine *e, int64_t layer) {
 const sp_model *sp_engine_model(const sp_engine *e) {
     return e->m;
 }
+
+sp_tensor sp_engine_importance(const sp_engine *e, int64_t layer) {
+    return cis_of(e, layer, e->tokens);
+}

@@ -79,5 +79,6 @@ const sp_model *sp_engine_model(const sp_engine *e);
 sp_tensor sp_engine_compressed(const sp_engine *e, int64_t layer);
 sp_tensor sp_engine_keys(const sp_engine *e, int64_t layer);
 sp_tensor sp_engine_values(const sp_engine *e, int64_t layer);
+sp_tensor sp_engine_importance(const sp_engine *e, int64_t layer); // F32 [Hkv, tokens] or none
 
 #endif

@@ -18,11 +18,11 @@ sp_status sp_engine_hand_over(const sp_engine *from, sp_infer *to, int64_t seq, 
     int64_t T = sp_engine_tokens(from), layers = sp_engine_model(from)->desc->layers;
     for (int64_t l = 0; l < layers; l++) {
         sp_tensor k = sp_engine_keys(from, l), v = sp_engine_values(from, l);
-        sp_tensor c = sp_engine_compressed(from, l);
-        SP_TRY(sp_infer_put(to, l, seq, 0, k, v));
+        sp_tensor c = sp_engine_compressed(from, l), cis = sp_engine_importance(from, l);
+        SP_TRY(sp_infer_put(to, l, seq, 0, k, v, cis));
         if (c.rows > 0)
             SP_TRY(sp_copy(sp_tensor_rows(sp_infer_compressed(to, l, seq), 0, c.rows), c));
-        SP_TRY(sp_infer_fill(to, l, seq, k, v, T, none));
+        SP_TRY(sp_infer_fill(to, l, seq, k, v, cis, T, none));
     }
     return sp_infer_start(to, seq, T, next);
 }
@@ -169,7 +169,7 @@ static sp_status compare_compressed(serving *s) {
     int64_t windows = sp_windows(grid, longest) > 0 ? sp_windows(grid, longest) : 1;
     SP_GO(sp_tensor_alloc(be, sp_backend_storage(be), longest, kv * D, "keys", &k));
     SP_GO(sp_tensor_alloc(be, sp_backend_storage(be), windows, kv * D, "compressed keys", &c));
-    SP_GO(sp_alloc(&unit, 2 * block * D, sizeof *unit, "a unit"));
+    SP_GO(sp_alloc(&unit, 2 * block * D + block, sizeof *unit, "a unit"));
     SP_GO(sp_alloc(&rows, longest * kv * D, sizeof *rows, "keys"));
     SP_GO(sp_alloc(&got, windows * kv * D, sizeof *got, "compressed keys"));
     SP_GO(sp_alloc(&want, windows * kv * D, sizeof *want, "compressed keys"));

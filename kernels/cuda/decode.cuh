@@ -35,6 +35,7 @@ struct Layer {
     bf16 *keys;     // compressed [B][n_w][Hkv*d]
     bf16 *partial;  // [B][NB*bs][Hkv*channels] or NULL
     float *projection; // [Hkv][d][channels] or NULL
+    float *importance; // of the blocks [pairs][NB], pooled over windows as scores are, or NULL
     int32_t *slot_block; // [pairs][C], -1 none
     int32_t *block_slot; // [pairs][NB], -1 not here
     int32_t *used;       // [pairs][C] step of the last use, -1 never
@@ -46,6 +47,8 @@ struct Layer {
 struct Shape {
     int batch, kv_heads, group, d, block, blocks, slots, k, init, local;
     int window, stride, per_block, windows;
+    int shortlist;       // blocks of a list that scores choose: k, or fewer with importance
+    bool cis;            // keys have importance
     int64_t unit;        // elements
     int32_t *position;   // [B]
     int32_t *step;       // [1] counts from 1
@@ -84,6 +87,7 @@ struct sp_decode {
     int32_t *next;      // [B] device
     int32_t *staging;   // pinned, 4*B int32
     float *scores;      // [pairs][NB]
+    int32_t *order;     // [Hkv][NB] scratch of sp_decode_fill, with importance
     uint32_t *arrived;  // [pairs] thread blocks of a selection that are done
     float *logits;      // [pairs][MAX_GROUP][windows] (original)
     float2 *parts;      // [pairs][chunks][MAX_GROUP] maximum and sum
@@ -127,6 +131,11 @@ sp_status note(sp_decode *d, int64_t layer, sp_decode_moment moment, cudaStream_
 sp_status project_keys(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k);
 
 // ---- device -------------------------------------------------------------------------------------
+
+// Importance of a unit's tokens, behind its keys and values.
+__device__ __forceinline__ float *importance_of(const Shape &s, bf16 *unit) {
+    return (float *)(unit + 2 * s.block * s.d);
+}
 
 __device__ __forceinline__ uint64_t mix64(uint64_t z) {
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;

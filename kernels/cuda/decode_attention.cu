@@ -12,8 +12,9 @@ using namespace decode;
 
 enum { WARPS = 4, KEYS = 16, STAGES = 3 };
 
-template <int D> struct Stage { // one item: 16 rows of keys, then of values
+template <int D> struct Stage { // one item: 16 rows of keys, then of values; their importance
     bf16 k[KEYS * D], v[KEYS * D];
+    float bias[KEYS];
 };
 
 __device__ __forceinline__ uint32_t pack_bf16(float lo, float hi) {
@@ -68,6 +69,9 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
                 ampere::copy_16(ampere::chunk_at<D>(to.k, r, c), k + x * 8, r < keys);
                 ampere::copy_16(ampere::chunk_at<D>(to.v, r, c), v + x * 8, r < keys);
             }
+            if (s.cis && lane < KEYS / 4)
+                ampere::copy_16(to.bias + lane * 4,
+                                (const float *)(unit + 2 * s.block * D) + row0 + lane * 4, true);
         }
         ampere::copy_commit(); // an empty group keeps the count
     };
@@ -98,6 +102,13 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
         float c[8] = {}; // heads x 16 keys
 #pragma unroll
         for (int j = 0; j < D / 16; j++) ampere::times_keys<D, KEYS>(c, qa[j], x.k, j);
+        float bias[2][2] = {}; // log2 units, of this lane's keys
+        if (s.cis)
+#pragma unroll
+            for (int n = 0; n < 2; n++)
+#pragma unroll
+                for (int e = 0; e < 2; e++)
+                    bias[n][e] = 1.4426950408889634f * x.bias[n * 8 + 2 * t + e];
         uint32_t pa[4];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -107,7 +118,7 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
 #pragma unroll
                 for (int e = 0; e < 2; e++) {
                     float &y = c[4 * n + 2 * r + e];
-                    y = n * 8 + 2 * t + e < keys ? y * s.scale_log2 : -INFINITY;
+                    y = n * 8 + 2 * t + e < keys ? fmaf(y, s.scale_log2, bias[n][e]) : -INFINITY;
                     best = fmaxf(best, y);
                 }
             best = fmaxf(best, __shfl_xor_sync(~0u, best, 1));

@@ -87,8 +87,14 @@ OP sp_decode_unit(sp_decode *d, int64_t layer, int64_t pair, int64_t slot, float
                       .data = l.slots + (pair * l.stride + slot) * d->shape.unit,
                       .dtype = SP_BF16,
                       .rows = 1,
-                      .cols = d->shape.unit,
+                      .cols = 2 * d->shape.block * d->shape.d,
                       .ld = d->shape.unit};
+    SP_TRY(sp_download(unit, out));
+    if (!d->shape.cis) return SP_OK;
+    out += unit.cols;
+    unit.data = (bf16 *)unit.data + unit.cols;
+    unit.dtype = SP_F32;
+    unit.cols = d->shape.block;
     return sp_download(unit, out);
 }
 

@@ -198,6 +198,9 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
     int local0 = qb - s.local > 0 ? qb - s.local : 0, init = s.init < local0 ? s.init : local0;
     int candidates = local0 - init, room = s.k - init - (nb - local0);
     if (room > candidates) room = candidates;
+    // Of these the scores choose `scored`, the importance of the keys the others.
+    int scored = s.shortlist - init - (nb - local0);
+    if (scored > room) scored = room;
     for (int i = t; i < words; i += THREADS) take[i] = 0;
     __syncthreads();
     if (syn.share >= 0 && l.home) {
@@ -231,7 +234,17 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
             key[b] = b >= init && b < local0 ? ordered(score[b]) : 0;
         __syncthreads();
         choose(
-            nb, room, [=](int b) { return key[b]; }, take, equal, w.cut);
+            nb, scored, [=](int b) { return key[b]; }, take, equal, w.cut);
+        if (scored < room) { // the same for all threads
+            const float *importance = l.importance + (int64_t)p * s.blocks;
+            for (int b = t; b < nb; b += THREADS)
+                key[b] = b >= init && b < local0 && !(take[b >> 5] >> (b & 31) & 1)
+                             ? ordered(importance[b])
+                             : 0;
+            __syncthreads();
+            choose(
+                nb, room - scored, [=](int b) { return key[b]; }, take, equal, w.cut);
+        }
     }
     for (int i = t; i < words; i += THREADS) { // what is forced
         uint32_t bits = 0;

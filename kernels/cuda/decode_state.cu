@@ -27,7 +27,10 @@ static Shape make_shape(const sp_decode_args *a) {
     s.stride = (int)a->grid.stride;
     s.per_block = (int)(a->selection.block / a->grid.stride);
     s.windows = (int)std::max<int64_t>(sp_windows(a->grid, a->max_tokens), 1);
-    s.unit = 2 * a->selection.block * a->heads.head_dim;
+    s.cis = a->shortlist > 0;
+    s.shortlist = (int)(s.cis ? a->shortlist : a->selection.topk);
+    // fp32 are two elements
+    s.unit = 2 * a->selection.block * a->heads.head_dim + (s.cis ? 2 * a->selection.block : 0);
     s.scale_log2 = (float)(1.4426950408889634 / sqrt((double)s.d));
     return s;
 }
@@ -39,7 +42,7 @@ static int64_t packed_blocks(const Shape &s) { // about 32 MiB at once
 
 struct Sizes { // bytes of each allocation
     int64_t slots, whole, keys, partial, projection, slot_map, block_map, list, queue, scores, logits, parts,
-        out, ml, packed, sums, home;
+        out, ml, packed, sums, home, importance, order;
 };
 
 static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
@@ -64,6 +67,8 @@ static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
     z.packed = 2 * packed_blocks(s) * s.kv_heads * s.unit * 2;
     z.sums = pairs * s.k * 8;
     z.home = z.whole;
+    z.importance = s.cis ? pairs * s.blocks * 4 : 0;
+    z.order = s.cis ? s.kv_heads * s.blocks * 4 : 0;
     return z;
 }
 
@@ -81,8 +86,8 @@ extern "C" void sp_decode_predict(const sp_decode_args *a, sp_decode_bytes *out)
     out->resident = a->resident * z.whole;
     out->compressed = a->layers * z.keys;
     out->partial = a->layers * (z.partial + z.projection);
-    out->maps = away * (2 * z.slot_map + z.block_map) + a->layers * (2 * z.list + z.queue + COUNTERS * 8);
-    out->workspace = z.scores + z.logits + z.parts + z.out + z.ml + z.packed + z.sums +
+    out->maps = away * (2 * z.slot_map + z.block_map) + a->layers * (2 * z.list + z.queue + COUNTERS * 8 + z.importance);
+    out->workspace = z.scores + z.order + z.logits + z.parts + z.out + z.ml + z.packed + z.sums +
                      s.pairs() * 4 + s.batch * 8 + 4;
     out->home = homes(a) * z.home;
 }
@@ -173,7 +178,14 @@ static sp_status check(const sp_decode_args *a) {
                         "%lld local blocks of %lld tokens do not cover a window of %lld: blocks "
                         "cannot be chosen a layer ahead",
                         (long long)s->local_blocks, (long long)s->block, (long long)a->grid.kernel);
-    if (s->topk < s->init_blocks + s->local_blocks + 1)
+    int64_t forced = s->init_blocks + s->local_blocks + 1;
+    if (a->shortlist && (a->shortlist < forced || a->shortlist > s->topk || a->grid.kernel > 128))
+        return sp_error(SP_ENVIRONMENT,
+                        "a shortlist of %lld blocks of %lld, %lld of them forced, with windows of "
+                        "%lld tokens is not possible",
+                        (long long)a->shortlist, (long long)s->topk, (long long)forced,
+                        (long long)a->grid.kernel);
+    if (s->topk < forced)
         return sp_error(SP_ENVIRONMENT, "a list of %lld blocks has no room for the forced ones",
                         (long long)s->topk);
     if (a->slots < s->topk)
@@ -203,6 +215,7 @@ static sp_status allocate_layer(sp_decode *d, int64_t index, const Sizes &z,
     SP_TRY(take(d, z.keys, "compressed keys", &d->bytes.compressed, &l.keys));
     SP_TRY(take(d, z.partial, "partial keys", &d->bytes.partial, &l.partial));
     SP_TRY(take(d, z.projection, "projections", &d->bytes.partial, &l.projection));
+    SP_TRY(take(d, z.importance, "importance of blocks", &d->bytes.maps, &l.importance));
     SP_TRY(take(d, z.list, "block lists", &d->bytes.maps, &l.list));
     SP_TRY(take(d, z.list, "slot lists", &d->bytes.maps, &l.slot_list));
     SP_TRY(take(d, z.queue, "copy lists", &d->bytes.maps, &l.queue));
@@ -238,6 +251,7 @@ static sp_status allocate(sp_decode *d) {
     for (int64_t l = 0; l < d->a.layers; l++) SP_TRY(allocate_layer(d, l, z, home));
     int64_t *w = &d->bytes.workspace;
     SP_TRY(take(d, z.scores, "block scores", w, &d->scores));
+    SP_TRY(take(d, z.order, "order of blocks", w, &d->order));
     SP_TRY(take(d, z.logits, "selection logits", w, &d->logits));
     SP_TRY(take(d, z.parts, "selection sums", w, &d->parts));
     SP_TRY(take(d, z.out, "attention parts", w, &d->partial_out));
@@ -362,10 +376,26 @@ extern "C" sp_tensor sp_decode_partial(sp_decode *d, int64_t layer, int64_t b) {
     return view(d, layer_of(d, layer).partial + b * rows * cols, rows, cols);
 }
 
+struct Rows { // of a hand-over; cis may be NULL
+    const bf16 *k, *v;
+    int64_t k_ld, v_ld;
+    const float *cis;
+    int64_t cis_ld, n;
+};
+
+static Rows rows_of(sp_tensor k, sp_tensor v, sp_tensor cis, int64_t first, int64_t n) {
+    return {(const bf16 *)k.data + first * k.ld, (const bf16 *)v.data + first * v.ld, k.ld, v.ld,
+            cis.data ? (const float *)cis.data + first : NULL, cis.ld, n};
+}
+
 // Rows of tokens become units: block blockIdx.x of head blockIdx.y. Rows beyond n are zero.
-__device__ void pack_unit(const Shape &s, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
-                          int64_t row0, int64_t n, int h, bf16 *unit) {
+__device__ void pack_unit(const Shape &s, const Rows &x, int64_t row0, int h, bf16 *unit) {
     int eighths = s.d / 8;
+    const bf16 *k = x.k, *v = x.v;
+    int64_t k_ld = x.k_ld, v_ld = x.v_ld, n = x.n;
+    if (s.cis)
+        for (int r = threadIdx.x; r < s.block; r += blockDim.x)
+            importance_of(s, unit)[r] = row0 + r < n ? x.cis[h * x.cis_ld + row0 + r] : 0;
     for (int i = threadIdx.x; i < 2 * s.block * eighths; i += blockDim.x) {
         int x = i % eighths * 8, r = i / eighths;
         bool values = r >= s.block;
@@ -377,16 +407,27 @@ __device__ void pack_unit(const Shape &s, const bf16 *k, int64_t k_ld, const bf1
     }
 }
 
-__global__ void pack_kernel(Shape s, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
-                            int64_t n, bf16 *units, int64_t head_stride) {
+__global__ void pack_kernel(Shape s, Rows x, bf16 *units, int64_t head_stride) {
     int h = blockIdx.y;
-    pack_unit(s, k, k_ld, v, v_ld, (int64_t)blockIdx.x * s.block, n, h,
+    pack_unit(s, x, (int64_t)blockIdx.x * s.block, h,
               units + (h * head_stride + blockIdx.x) * s.unit);
 }
 
-OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k, sp_tensor v) {
+// Importance comes with the rows exactly where the engine was opened for it.
+static sp_status check_importance(const Shape &s, sp_tensor cis, int64_t n) {
+    bool fits = !s.cis || (cis.dtype == SP_F32 && cis.rows == s.kv_heads && cis.cols >= n);
+    if ((cis.data != NULL) == s.cis && fits) return SP_OK;
+    return sp_error(SP_ENVIRONMENT,
+                    "broken contract in decode: importance of keys [%lld, %lld] for %lld rows, %s",
+                    (long long)cis.rows, (long long)cis.cols, (long long)n,
+                    s.cis ? "needed" : "not expected");
+}
+
+OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor k, sp_tensor v,
+                 sp_tensor cis) {
     const Shape &s = d->shape;
     const Layer &l = layer_of(d, layer);
+    SP_TRY(check_importance(s, cis, k.rows));
     if (pos0 % s.block != 0 || pos0 < 0 || pos0 + k.rows > d->a.max_tokens || k.rows != v.rows ||
         k.ld % 8 != 0 || v.ld % 8 != 0 || (((uintptr_t)k.data | (uintptr_t)v.data) & 15))
         return sp_error(SP_ENVIRONMENT,
@@ -397,8 +438,7 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
     if (l.partial) SP_TRY(project_keys(d, layer, b, pos0, k));
     if (resident(l)) {
         pack_kernel<<<dim3((unsigned)blocks, (unsigned)s.kv_heads), 256, 0, d->c->stream>>>(
-            s, (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld, k.rows,
-            l.slots + (pair0 * s.blocks + first) * s.unit, s.blocks);
+            s, rows_of(k, v, cis, 0, k.rows), l.slots + (pair0 * s.blocks + first) * s.unit, s.blocks);
         LAUNCHED("pack", "%lld blocks", (long long)blocks);
         return SP_OK;
     }
@@ -408,8 +448,7 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
         bf16 *packed = d->packed + turn * d->packed_blocks * s.kv_heads * s.unit;
         CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->sent[turn], 0));
         pack_kernel<<<dim3((unsigned)n, (unsigned)s.kv_heads), 256, 0, d->c->stream>>>(
-            s, (const bf16 *)k.data + rows0 * k.ld, k.ld, (const bf16 *)v.data + rows0 * v.ld, v.ld,
-            k.rows - rows0, packed, n);
+            s, rows_of(k, v, cis, rows0, k.rows - rows0), packed, n);
         LAUNCHED("pack", "%lld blocks", (long long)n);
         CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
         CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
@@ -423,9 +462,8 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
 }
 
 // One thread block a list entry and head; the maps were emptied before.
-__global__ void fill_kernel(Shape s, Layer l, int b, const bf16 *k, int64_t k_ld, const bf16 *v,
-                            int64_t v_ld, int64_t tokens, const int32_t *list) {
-    int i = blockIdx.x, h = blockIdx.y, p = b * s.kv_heads + h, qb = (int)((tokens - 1) / s.block);
+__global__ void fill_kernel(Shape s, Layer l, int b, Rows x, const int32_t *list) {
+    int i = blockIdx.x, h = blockIdx.y, p = b * s.kv_heads + h, qb = (int)((x.n - 1) / s.block);
     int block = -1;
     if (list) {
         block = list[h * s.k + i];
@@ -436,8 +474,7 @@ __global__ void fill_kernel(Shape s, Layer l, int b, const bf16 *k, int64_t k_ld
     }
     if (threadIdx.x == 0) l.list[p * s.k + i] = block;
     if (block < 0 || !l.home) return;
-    pack_unit(s, k, k_ld, v, v_ld, (int64_t)block * s.block, tokens, h,
-              l.slots + ((int64_t)p * s.slots + i) * s.unit);
+    pack_unit(s, x, (int64_t)block * s.block, h, l.slots + ((int64_t)p * s.slots + i) * s.unit);
     if (threadIdx.x == 0) {
         l.slot_block[(int64_t)p * s.slots + i] = block;
         l.block_slot[(int64_t)p * s.blocks + block] = i;
@@ -445,13 +482,34 @@ __global__ void fill_kernel(Shape s, Layer l, int b, const bf16 *k, int64_t k_ld
     }
 }
 
-OP sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor v, int64_t tokens,
-                  sp_tensor list) {
+// Of the blocks of sequence b so far; those to come have none yet.
+static sp_status fill_importance(sp_decode *d, const Layer &l, int64_t b, sp_tensor cis,
+                                 int64_t tokens) {
+    const Shape &s = d->shape;
+    sp_tensor all = {.backend = &d->c->base,
+                     .data = l.importance + b * s.kv_heads * s.blocks,
+                     .dtype = SP_F32,
+                     .rows = s.kv_heads,
+                     .cols = s.blocks,
+                     .ld = s.blocks};
+    sp_tensor order = all;
+    order.data = d->order;
+    order.dtype = SP_I32;
+    int64_t nb = ceil_div(tokens, s.block);
+    SP_TRY(sp_fill(all, -INFINITY));
+    return sp_cis_blocks(sp_tensor_cols(cis, 0, tokens), d->a.grid, s.block,
+                         sp_tensor_cols(all, 0, nb), sp_tensor_cols(order, 0, nb));
+}
+
+OP sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor v, sp_tensor cis,
+                  int64_t tokens, sp_tensor list) {
     const Shape &s = d->shape;
     const Layer &l = layer_of(d, layer);
+    SP_TRY(check_importance(s, cis, tokens));
     if (tokens < 1 || k.rows < tokens || v.rows < tokens || k.ld % 8 != 0 || v.ld % 8 != 0)
         return sp_error(SP_ENVIRONMENT, "broken contract in decode_fill: %lld tokens, %lld rows",
                         (long long)tokens, (long long)k.rows);
+    if (s.cis) SP_TRY(fill_importance(d, l, b, cis, tokens));
     if (!resident(l)) {
         int64_t pair0 = b * s.kv_heads;
         size_t slots = (size_t)(s.kv_heads * s.slots) * 4, blocks = (size_t)(s.kv_heads * s.blocks) * 4;
@@ -460,8 +518,7 @@ OP sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor
         CUDA_TRY(cudaMemsetAsync(l.block_slot + pair0 * s.blocks, 0xff, blocks, d->c->stream));
     }
     fill_kernel<<<dim3((unsigned)s.k, (unsigned)s.kv_heads), 128, 0, d->c->stream>>>(
-        s, l, (int)b, (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld, tokens,
-        (const int32_t *)list.data);
+        s, l, (int)b, rows_of(k, v, cis, 0, tokens), (const int32_t *)list.data);
     LAUNCHED("fill", "layer %lld, %lld tokens", (long long)layer, (long long)tokens);
     return SP_OK;
 }

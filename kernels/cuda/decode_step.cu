@@ -56,11 +56,33 @@ __device__ __forceinline__ bf16 *unit_at(const Shape &s, const Layer &l, int p, 
     return l.slots + ((int64_t)p * l.stride + slot) * s.unit;
 }
 
+// The window that begins at `from` and ends with the token at `pos` is complete: its mean importance,
+// summed in the order of cis_blocks.cu, counts for its block and, if it is that block's last window,
+// for the next (training.md 5.1).
+__device__ __forceinline__ void add_window(const Shape &s, const Layer &l, int p, int from, int pos,
+                                           float last) {
+    __shared__ float recent[128];
+    for (int t = from + threadIdx.x; t < pos; t += blockDim.x) {
+        int slot = slot_of(s, l, p, t / s.block);
+        recent[t - from] = importance_of(s, unit_at(s, l, p, slot))[t % s.block];
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    float sum = 0;
+    for (int t = 0; t < s.window - 1; t++) sum += recent[t];
+    float mean = (sum + last) / (float)s.window;
+    int window = from / s.stride, block = window / s.per_block;
+    float *of_block = l.importance + (int64_t)p * s.blocks + block;
+    of_block[0] = fmaxf(of_block[0], mean);
+    if ((window + 1) % s.per_block == 0 && block + 1 < s.blocks)
+        of_block[1] = fmaxf(of_block[1], mean);
+}
+
 // One thread block a pair. A window's sum runs over its tokens in order, like compress_keys.cu, so
 // that both give the same bits; its last token is this step's, whose row is in k.
 __global__ void __launch_bounds__(128)
     append_kernel(Shape s, Layer l, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
-                  bool compress, bool store) {
+                  const float *cis, int64_t cis_ld, bool compress, bool store) {
     int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b];
     const bf16 *k_row = k + b * k_ld + h * s.d;
     int from = pos + 1 - s.window;
@@ -85,6 +107,10 @@ __global__ void __launch_bounds__(128)
         unit[row * s.d + x] = k_row[x];
         unit[(s.block + row) * s.d + x] = v_row[x];
     }
+    if (s.cis) {
+        if (threadIdx.x == 0) importance_of(s, unit)[row] = cis[h * cis_ld + b];
+        if (from >= 0 && from % s.stride == 0) add_window(s, l, p, from, pos, cis[h * cis_ld + b]);
+    }
     if (row + 1 < s.block || !l.home) return;
     // The block is finished: its home gets it, over the bus, while the slot keeps it.
     __syncthreads();
@@ -94,21 +120,24 @@ __global__ void __launch_bounds__(128)
     if (threadIdx.x == 0) atomicAdd(l.counters + WRITTEN, 1ull);
 }
 
-static sp_status append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, bool compress,
-                        bool store) {
+static sp_status append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                        bool compress, bool store) {
     append_kernel<<<(unsigned)d->shape.pairs(), 128, 0, d->c->stream>>>(
         d->shape, layer_of(d, layer), (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld,
-        compress, store);
+        (const float *)cis.data, cis.ld, compress, store);
     LAUNCHED("append", "%d pairs, layer %lld", d->shape.pairs(), (long long)layer);
     return SP_OK;
 }
 
 OP sp_decode_compress(sp_decode *d, int64_t layer, sp_tensor k) {
-    return append(d, layer, k, k, true, false);
+    return append(d, layer, k, k, {}, true, false);
 }
 
-OP sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, bool compress) {
-    return append(d, layer, k, v, compress, true);
+OP sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                    bool compress) {
+    if ((cis.data != NULL) != d->shape.cis)
+        return sp_error(SP_ENVIRONMENT, "broken contract in decode_append: importance of keys");
+    return append(d, layer, k, v, cis, compress, true);
 }
 
 // ---- the next token -----------------------------------------------------------------------------
