@@ -46,6 +46,11 @@ done
     --json "$out/step-portable.json" >>"$out/bench.log" 2>&1
 row "step of $layers layers, 65536 tokens, portable kernels" "$(sed -n 's/.*"ms_median": \([0-9.]*\).*/\1 ms/p' "$out/step-portable.json" | head -1)"
 
+rm -rf "$work/base"
+"$sparda" data synth-model --like nosa-8b --layers "$layers" --out "$work/base" >>"$out/bench.log" 2>&1
+"$sparda" bench train-step --base "$work/base" --seq-len 32768 --steps 5 --json "$out/step-nosa.json" >>"$out/bench.log" 2>&1
+row "step of $layers NOSA layers, 32768 tokens" "$(sed -n 's/.*"ms_median": \([0-9.]*\).*/\1 ms/p' "$out/step-nosa.json" | head -1)"
+
 for tool in memcheck racecheck; do
     timeout 240 compute-sanitizer --tool $tool --error-exitcode 9 \
         "$build/test_cuda_operations" --small >"$out/$tool.log" 2>&1
