@@ -89,16 +89,18 @@ static sp_status parse(int argc, char **argv, prefill_bench *b, sp_backend_optio
 
 // ---- a sink that keeps nothing ------------------------------------------------------------------
 
-static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v) {
-    (void)user, (void)layer, (void)pos0, (void)k, (void)v;
+static sp_status put(void *user, int64_t layer, int64_t pos0, sp_tensor k, sp_tensor v,
+                     sp_tensor cis) {
+    (void)user, (void)layer, (void)pos0, (void)k, (void)v, (void)cis;
     return SP_OK;
 }
 static sp_tensor compressed(void *user, int64_t layer) {
     (void)layer;
     return *(sp_tensor *)user; // of whatever layer is at work
 }
-static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor list) {
-    (void)user, (void)layer, (void)k, (void)v, (void)list;
+static sp_status fill(void *user, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                      sp_tensor list) {
+    (void)user, (void)layer, (void)k, (void)v, (void)cis, (void)list;
     return SP_OK;
 }
 
