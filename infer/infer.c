@@ -205,10 +205,6 @@ void sp_infer_allocated(const sp_infer *e, sp_infer_memory *out) {
 // ---- opening ------------------------------------------------------------------------------------
 
 static sp_status check(const sp_infer_args *a) {
-    if (a->model->desc->cis)
-        return sp_error(SP_BAD_INPUT,
-                        "%s chooses blocks in two stages; the decode engine knows one stage only",
-                        a->model->desc->name);
     const sp_model_desc *d = a->model->desc;
     int64_t k = sp_model_selection(d, true).topk;
     if ((unsigned)a->mode >= SP_MODES || a->batch < 1 || a->max_tokens < 1)
