@@ -58,14 +58,6 @@ __device__ __forceinline__ void tma_load_3d(void *smem, const CUtensorMap *map, 
         "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "r"(z)
         : "memory");
 }
-// `bytes` (a multiple of 16) from one 16-byte aligned place to another.
-__device__ __forceinline__ void bulk_load(void *smem, const void *from, uint32_t bytes,
-                                          uint64_t *barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-                 "[%3];" ::"r"(smem_address(smem)),
-                 "l"(from), "r"(bytes), "r"(smem_address(barrier))
-                 : "memory");
-}
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }

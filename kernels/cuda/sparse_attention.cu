@@ -88,9 +88,9 @@ static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     SP_TRY(sp_cuda_map(c, k, 64, &k_map));
     SP_TRY(sp_cuda_map(c, v, 64, &v_map));
     auto kernel = sparse_sm90::attention_kernel<D, W, BIASED>;
-    size_t smem = Layout<D, W, BIASED>::smem(p.capacity);
+    size_t smem = Layout<D, W>::smem(p.capacity);
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
-    kernel<<<grid_of(p, W), Layout<D, W, BIASED>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
+    kernel<<<grid_of(p, W), Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
     LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
              p.kv_heads, D);
     return SP_OK;
@@ -113,11 +113,11 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
 }
 
 // The union of W warpgroups' lists must fit beside the tiles, its query mask into 32 bits.
-template <int D, int W, bool BIASED>
+template <int D, int W>
 static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
     int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
     int64_t capacity = queries * listed < nb ? queries * listed : nb;
-    return queries <= 32 && Layout<D, W, BIASED>::smem((int)capacity) <= 227 << 10 &&
+    return queries <= 32 && Layout<D, W>::smem((int)capacity) <= 227 << 10 &&
            (!listed || nb * 4 <= 200 << 10);
 }
 
@@ -127,11 +127,11 @@ static bool launched_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, s
                           sp_tensor v, sp_tensor bias, sp_tensor lists, sp_tensor out,
                           sp_status *st) {
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
-    if (heads.head_dim == 128 && fits<128, 3, BIASED>(heads, nb, listed))
+    if (heads.head_dim == 128 && fits<128, 3>(heads, nb, listed))
         *st = launch_sm90<128, 3, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
-    else if (heads.head_dim == 128 && fits<128, 2, BIASED>(heads, nb, listed))
+    else if (heads.head_dim == 128 && fits<128, 2>(heads, nb, listed))
         *st = launch_sm90<128, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
-    else if (heads.head_dim == 64 && fits<64, 2, BIASED>(heads, nb, listed))
+    else if (heads.head_dim == 64 && fits<64, 2>(heads, nb, listed))
         *st = launch_sm90<64, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
     else
         return false;

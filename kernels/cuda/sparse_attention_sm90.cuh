@@ -1,7 +1,7 @@
 // Block-sparse attention on Hopper for blocks of 64 keys (training.md 6.1, 6.2).
 //
 // A consumer warpgroup holds 64 rows = 64/G queries x G heads of those that walk a union together;
-// blocks that none of its queries chose are passed over. A bias of the keys travels with their block.
+// blocks that none of its queries chose are passed over. Logits start from the bias of the keys, if any.
 //
 // Legend: d head size (64 or 128), G group size, QW queries per warpgroup, W warpgroups.
 #pragma once
@@ -13,25 +13,21 @@ namespace sparse_sm90 {
 using namespace hopper;
 using namespace sparse;
 
-template <int D, int W, bool BIASED> struct Layout {
+template <int D, int W> struct Layout {
     static constexpr int BOXES = D / 64, KEYS = 64;
-    static constexpr int BIAS = BIASED ? KEYS : 0; // floats of a stage
     static constexpr int Q_TILE = BOXES * 64 * 64; // elements
     static constexpr int K_TILE = BOXES * KEYS * 64;
     static constexpr int STAGES = D == 128 ? 5 : 8;
     static constexpr int THREADS = 128 * (W + 1);
-    static constexpr size_t FIXED =
-        1024 + 2 * (W * Q_TILE + STAGES * 2 * K_TILE) + 4 * STAGES * BIAS + 256;
+    static constexpr size_t FIXED = 1024 + 2 * (W * Q_TILE + STAGES * 2 * K_TILE) + 256;
     static size_t smem(int capacity) { return FIXED + (size_t)capacity * sizeof(Entry); }
 };
 
+// s = q . k, added to what s holds if BIASED.
 template <int D, bool BIASED>
 __device__ __forceinline__ void scores(float (&s)[32], const __nv_bfloat16 *q,
-                                       const __nv_bfloat16 *k, const float *bias) {
-    if (BIASED) {
-        start_from_bias(s, bias);
-        pin(s);
-    }
+                                       const __nv_bfloat16 *k) {
+    if (BIASED) pin(s);
     wgmma_fence();
 #pragma unroll
     for (int box = 0; box < D / 64; box++) {
@@ -61,12 +57,11 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
                      const __grid_constant__ CUtensorMap k_map,
                      const __grid_constant__ CUtensorMap v_map, const Params p) {
 #if SPARDA_HOPPER_CODE
-    using L = Layout<D, W, BIASED>;
+    using L = Layout<D, W>;
     extern __shared__ uint8_t raw[];
     auto *q_smem = (__nv_bfloat16 *)(((uintptr_t)raw + 1023) & ~(uintptr_t)1023);
     auto *kv_smem = q_smem + W * L::Q_TILE; // stage: keys, then values
-    auto *bias_smem = (float *)(kv_smem + L::STAGES * 2 * L::K_TILE);
-    auto *q_full = (uint64_t *)(bias_smem + L::STAGES * L::BIAS);
+    auto *q_full = (uint64_t *)(kv_smem + L::STAGES * 2 * L::K_TILE);
     uint64_t *full = q_full + 1, *empty = full + L::STAGES;
     auto *entry = (Entry *)(q_full + 32);
 
@@ -80,7 +75,7 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         barrier_init(q_full, 1);
         for (int s = 0; s < L::STAGES; s++) {
             barrier_init(full + s, 1);
-            barrier_init(empty + s, BIASED ? 4 * W : W);
+            barrier_init(empty + s, W);
         }
         barrier_init_fence();
     }
@@ -97,10 +92,7 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
             for (int u = 0; u < n; u++) {
                 int s = u % L::STAGES;
                 if (u >= L::STAGES) barrier_wait(empty + s, (u / L::STAGES - 1) & 1);
-                barrier_expect_bytes(full + s, 2 * L::K_TILE * 2 + 4 * L::BIAS);
-                if (BIASED)
-                    bulk_load(bias_smem + s * L::BIAS,
-                              p.bias + kv * p.bias_ld + at(u).block * 64, 4 * L::BIAS, full + s);
+                barrier_expect_bytes(full + s, 2 * L::K_TILE * 2);
                 __nv_bfloat16 *to = kv_smem + s * 2 * L::K_TILE;
                 for (int b = 0; b < L::BOXES; b++) {
                     tma_load_2d(to + b * 64 * 64, &k_map, full + s, kv * D + 64 * b,
@@ -117,18 +109,13 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         const __nv_bfloat16 *q = q_smem + group * L::Q_TILE;
         auto stage = [&](int u) { return kv_smem + u % L::STAGES * 2 * L::K_TILE; };
         auto await = [&](int u) { barrier_wait(full + u % L::STAGES, (u / L::STAGES) & 1); };
-        // A warpgroup has read keys and values when its products are done; the bias is read by each warp
-        // for itself.
         auto release = [&](int u) {
-            if (BIASED) __syncwarp();
-            if (threadIdx.x % (BIASED ? 32 : 128) == 0) barrier_arrive(empty + u % L::STAGES);
+            if (threadIdx.x % 128 == 0) barrier_arrive(empty + u % L::STAGES);
         };
-        auto next = [&](int u) { // first block from u on that this warpgroup needs, ready to read
-            while (u < n) {
+        auto next = [&](int u) { // first block from u on that this warpgroup needs
+            for (; u < n && !(at(u).queries & mine); u++) {
                 await(u);
-                if (at(u).queries & mine) break;
                 release(u);
-                u++;
             }
             return u;
         };
@@ -138,7 +125,10 @@ __global__ void __launch_bounds__(128 * (W + 1), 1)
         for (int i = 0; i < D / 2; i++) o[i] = 0;
         barrier_wait(q_full, 0);
         for (int u = next(0); u < n; u = next(u + 1)) {
-            scores<D, BIASED>(s, q, stage(u), bias_smem + u % L::STAGES * L::BIAS);
+            // a cache line, read while keys and values are on their way
+            if (BIASED) start_from_bias(s, p.bias + kv * p.bias_ld + at(u).block * 64);
+            await(u);
+            scores<D, BIASED>(s, q, stage(u));
             wgmma_wait<0>();
             pin(s);
             softmax(s, r, at(u), p.scale_log2, prob, o);
