@@ -1,11 +1,10 @@
 // One decode step: which operation runs when, on which stream (inference.md 2.2).
 //
-//   main  | QKVF(l)  choose(l+1)|R  append(l)  wait D(l) | attend(l) O MLP | QKVF(l+1) ...
-//   copy  |     ...copy(l)...   D(l)|  R -> copy(l+1) ----------------------> D(l+1)
+//   main  | QKVF(l) append(l) choose(l+1)|R  wait D(l) | attend(l) O MLP | QKVF(l+1) ...
+//   copy  |     ...copy(l)...   D(l)|      R -> copy(l+1) ------------------> D(l+1)|
 //
-// choose(l+1) comes before append(l), earlier than the specification has it: it does not look at
-// layer l, and every microsecond is one more for the copy. Layer l's own list, and with it the slot
-// of a block that begins with this token, was made during layer l-1.
+// Layer l's own list, and with it the slot of a block that begins with this token, was made during
+// layer l-1; so keys are appended in the launch that rotates them.
 #include "infer/private.h"
 
 #include "common/util.h"
@@ -35,6 +34,14 @@ static sp_status rotate(sp_infer *e, sp_tensor x) {
     return sp_decode_rope(e->d, x, e->rope.cos, e->rope.sin);
 }
 
+// Whether keys can be appended by the launch that rotates them: where their slot is known. Else choosing
+// finds a slot for a block that begins with this token.
+static bool appends_early(const sp_infer *e, int64_t l) {
+    if (e->m->desc->cis) return false; // the importance of keys comes with them, after v
+    bool resident = !sp_infer_mode_offloads(e->a.mode) || (l == 0 && !e->a.offload_layer0);
+    return resident || (sp_infer_ahead(e) && l > 0);
+}
+
 // q, k, v of layer l, and the Forecast for layer l+1, all from the normed input e->x.
 static sp_status project(sp_infer *e, int64_t l) {
     const sp_tensor none = {0};
@@ -43,10 +50,9 @@ static sp_status project(sp_infer *e, int64_t l) {
     sp_tensor out = e->qkvf[l & 1];
     if (!more) out = sp_tensor_cols(out, 0, q_cols(e) + 2 * kv_cols(e));
     SP_TRY(sp_decode_linear(e->d, e->x, w->qkv, more ? e->a.forecast->w[l + 1] : none, out));
-    SP_TRY(rotate(e, sp_tensor_cols(out, 0, q_cols(e) + kv_cols(e))));
+    SP_TRY(sp_decode_rope_append(e->d, l, out, e->rope.cos, e->rope.sin, appends_early(e, l)));
     if (e->m->desc->cis)
         SP_TRY(sp_cis(e->m->desc->heads, values(e, l), w->cis_delta, w->cis_scale, e->cis));
-    if (more) SP_TRY(rotate(e, forecast(e, l + 1)));
     if (l == 0 && sp_infer_mode_forecasts(e->a.mode)) {
         SP_TRY(sp_decode_linear(e->d, e->x, e->a.forecast->w[0], none, e->f0));
         SP_TRY(rotate(e, e->f0));
@@ -65,7 +71,8 @@ static sp_status choose_now(sp_infer *e, int64_t l) {
     if (sp_infer_mode_forecasts(e->a.mode)) {
         SP_TRY(sp_decode_select_forecast(e->d, l, forecast(e, l)));
     } else {
-        SP_TRY(sp_decode_compress(e->d, l, keys(e, l))); // its queries see the newest window
+        // its queries see the newest window
+        if (!appends_early(e, l)) SP_TRY(sp_decode_compress(e->d, l, keys(e, l)));
         SP_TRY(sp_decode_select_original(e->d, l, queries(e, l)));
     }
     return sp_decode_transfer(e->d, l, false);
@@ -90,8 +97,11 @@ static sp_status attention(sp_infer *e, int64_t l) {
         SP_TRY(choose_ahead(e, l));
     else if (!dense)
         SP_TRY(choose_now(e, l));
-    bool compressed = !dense && !sp_infer_mode_forecasts(e->a.mode) && (!ahead || l == 0);
-    SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), e->cis, !compressed));
+    if (!appends_early(e, l)) {
+        // choosing with true queries needed the newest compressed key and made it
+        bool done = !dense && !sp_infer_mode_forecasts(e->a.mode) && (!ahead || l == 0);
+        SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), e->cis, !done));
+    }
     if (ahead && l > 0) {
         SP_TRY(sp_decode_note(e->d, l, SP_AT_WAIT));
         SP_TRY(sp_decode_transfer_wait(e->d, l));

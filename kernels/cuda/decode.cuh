@@ -2,7 +2,7 @@
 // given. Legend as there; a pair p = b*Hkv + h.
 #pragma once
 
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/chained.cuh"
 
 extern "C" {
 #include "kernels/decode.h"

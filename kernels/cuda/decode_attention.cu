@@ -36,6 +36,7 @@ struct AttendArgs {
 template <int D>
 __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
     extern __shared__ __align__(128) uint8_t shared[];
+    next_may_start();
     const Shape &s = a.s;
     int p = blockIdx.y, b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane / 4, t = lane % 4;
@@ -189,6 +190,8 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
 // The pieces of one head, in order; a thread a dimension.
 __global__ void join_kernel(Shape s, const float *part, const float2 *ml, int pieces, bf16 *out,
                             int64_t out_ld) {
+    next_may_start();
+    wait_for_previous();
     int b = blockIdx.x / (s.kv_heads * s.group), head = blockIdx.x % (s.kv_heads * s.group);
     int p = b * s.kv_heads + head / s.group, g = head % s.group, x = threadIdx.x;
     float best = -INFINITY, sum = 0, total = 0;
@@ -222,8 +225,9 @@ static sp_status attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out,
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     kernel<<<dim3((unsigned)pieces, (unsigned)s.pairs()), WARPS * 32, shared, d->c->stream>>>(a);
     LAUNCHED("attend", "%d pairs, %d pieces", s.pairs(), pieces);
-    join_kernel<<<(unsigned)(s.pairs() * s.group), (unsigned)s.d, 0, d->c->stream>>>(
-        s, d->partial_out, d->partial_ml, pieces, (bf16 *)out.data, out.ld);
+    CUDA_TRY(launch_chained(d->c, join_kernel, dim3((unsigned)(s.pairs() * s.group)),
+                            dim3((unsigned)s.d), 0, s, d->partial_out, d->partial_ml, pieces,
+                            (bf16 *)out.data, out.ld));
     LAUNCHED("attend join", "%d pairs, %d pieces", s.pairs(), pieces);
     return SP_OK;
 }

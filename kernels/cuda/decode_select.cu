@@ -316,6 +316,8 @@ __global__ void __launch_bounds__(THREADS)
     select_forecast_kernel(SelectArgs a, const bf16 *f, int64_t f_ld) {
     extern __shared__ __align__(16) uint8_t shared[];
     constexpr int LANES = D / 8, PER_WARP = 32 / LANES, AT_ONCE = 4;
+    next_may_start();
+    wait_for_previous();
     const Shape &s = a.s;
     int p = blockIdx.y, b = p / s.kv_heads, h = p % s.kv_heads;
     int from, to, windows;
@@ -554,8 +556,8 @@ OP sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f) {
     dim3 grid;
     size_t shared;
     SP_TRY(prepare(d, kernel, &grid, &shared));
-    kernel<<<grid, THREADS, shared, d->c->stream>>>(select_args(d, layer), (const bf16 *)f.data,
-                                                    f.ld);
+    CUDA_TRY(launch_chained(d->c, kernel, grid, dim3(THREADS), shared, select_args(d, layer),
+                            (const bf16 *)f.data, f.ld));
     LAUNCHED("select_forecast", "%d pairs, %d blocks", d->shape.pairs(), d->shape.blocks);
     return SP_OK;
 }

@@ -4,7 +4,7 @@
 
 using namespace decode;
 
-// ---- embedding and rotation ---------------------------------------------------------------------
+// ---- embedding ---------------------------------------------------------------------
 
 // Ids come from an argmax or were checked on the host.
 __global__ void decode_embed_kernel(const int32_t *next, const bf16 *table, int64_t table_ld,
@@ -19,31 +19,6 @@ OP sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h) {
     decode_embed_kernel<<<(unsigned)h.rows, 256, 0, d->c->stream>>>(
         d->next, (const bf16 *)table.data, table.ld, scale, (bf16 *)h.data, h.ld, h.cols);
     LAUNCHED("decode embed", "[%lld, %lld]", (long long)h.rows, (long long)h.cols);
-    return SP_OK;
-}
-
-// One thread block a row; the arithmetic of rope.cu.
-__global__ void decode_rope_kernel(const int32_t *position, bf16 *x, int64_t ld, int heads,
-                                   int half, const float *cos, const float *sin, int64_t table_ld) {
-    int64_t b = blockIdx.y;
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i >= heads * half) return;
-    int m = i % half;
-    bf16 *u = x + b * ld + i / half * 2 * half + m;
-    float c = cos[position[b] * table_ld + m], s = sin[position[b] * table_ld + m];
-    float lo = __bfloat162float(u[0]), hi = __bfloat162float(u[half]);
-    u[0] = __float2bfloat16(lo * c - hi * s);
-    u[half] = __float2bfloat16(hi * c + lo * s);
-}
-
-OP sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin) {
-    int half = d->shape.d / 2, heads = (int)(x.cols / d->shape.d);
-    if (sin.ld != cos.ld)
-        return sp_error(SP_ENVIRONMENT, "broken contract in rope: tables of different strides");
-    decode_rope_kernel<<<dim3((unsigned)ceil_div(heads * half, 256), (unsigned)x.rows), 256, 0,
-                         d->c->stream>>>(d->shape.position, (bf16 *)x.data, x.ld, heads, half,
-                                         (const float *)cos.data, (const float *)sin.data, cos.ld);
-    LAUNCHED("decode rope", "[%lld, %lld]", (long long)x.rows, (long long)x.cols);
     return SP_OK;
 }
 
@@ -78,14 +53,11 @@ __device__ __forceinline__ void add_window(const Shape &s, const Layer &l, int p
         of_block[1] = fmaxf(of_block[1], mean);
 }
 
-// One thread block a pair. A window's sum runs over its tokens in order, like compress_keys.cu, so
-// that both give the same bits; its last token is this step's, whose row is in k.
-__global__ void __launch_bounds__(128)
-    append_kernel(Shape s, Layer l, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
-                  const float *cis, int64_t cis_ld, bool compress, bool store) {
-    int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b];
-    const bf16 *k_row = k + b * k_ld + h * s.d;
-    int from = pos + 1 - s.window;
+// One pair, by one thread block. A window's sum runs over its tokens in order, like
+// compress_keys.cu, so that both give the same bits; its last token is this step's, in k_row.
+__device__ void append(const Shape &s, const Layer &l, int p, const bf16 *k_row, const bf16 *v_row,
+                       float importance, bool compress, bool store) {
+    int b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b], from = pos + 1 - s.window;
     if (compress && from >= 0 && from % s.stride == 0) {
         bf16 *out = l.keys + ((int64_t)b * s.windows + from / s.stride) * s.kv_heads * s.d + h * s.d;
         for (int x = threadIdx.x; x < s.d; x += blockDim.x) {
@@ -102,14 +74,13 @@ __global__ void __launch_bounds__(128)
     if (l.partial && threadIdx.x < 32) project_key(s, l, b, h, threadIdx.x, pos, k_row);
     int row = pos % s.block, block = pos / s.block;
     bf16 *unit = unit_at(s, l, p, slot_of(s, l, p, block));
-    const bf16 *v_row = v + b * v_ld + h * s.d;
     for (int x = threadIdx.x; x < s.d; x += blockDim.x) {
         unit[row * s.d + x] = k_row[x];
         unit[(s.block + row) * s.d + x] = v_row[x];
     }
     if (s.cis) {
-        if (threadIdx.x == 0) importance_of(s, unit)[row] = cis[h * cis_ld + b];
-        if (from >= 0 && from % s.stride == 0) add_window(s, l, p, from, pos, cis[h * cis_ld + b]);
+        if (threadIdx.x == 0) importance_of(s, unit)[row] = importance;
+        if (from >= 0 && from % s.stride == 0) add_window(s, l, p, from, pos, importance);
     }
     if (row + 1 < s.block || !l.home) return;
     // The block is finished: its home gets it, over the bus, while the slot keeps it.
@@ -120,9 +91,19 @@ __global__ void __launch_bounds__(128)
     if (threadIdx.x == 0) atomicAdd(l.counters + WRITTEN, 1ull);
 }
 
-static sp_status append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
-                        bool compress, bool store) {
-    append_kernel<<<(unsigned)d->shape.pairs(), 128, 0, d->c->stream>>>(
+enum { APPEND_THREADS = 128 };
+
+__global__ void __launch_bounds__(APPEND_THREADS)
+    append_kernel(Shape s, Layer l, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
+                  const float *cis, int64_t cis_ld, bool compress, bool store) {
+    int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads;
+    float importance = s.cis && store ? cis[h * cis_ld + b] : 0;
+    append(s, l, p, k + b * k_ld + h * s.d, v + b * v_ld + h * s.d, importance, compress, store);
+}
+
+static sp_status launch_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
+                               bool compress, bool store) {
+    append_kernel<<<(unsigned)d->shape.pairs(), APPEND_THREADS, 0, d->c->stream>>>(
         d->shape, layer_of(d, layer), (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld,
         (const float *)cis.data, cis.ld, compress, store);
     LAUNCHED("append", "%d pairs, layer %lld", d->shape.pairs(), (long long)layer);
@@ -130,14 +111,77 @@ static sp_status append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, s
 }
 
 OP sp_decode_compress(sp_decode *d, int64_t layer, sp_tensor k) {
-    return append(d, layer, k, k, {}, true, false);
+    return launch_append(d, layer, k, k, {}, true, false);
 }
 
 OP sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
                     bool compress) {
     if ((cis.data != NULL) != d->shape.cis)
         return sp_error(SP_ENVIRONMENT, "broken contract in decode_append: importance of keys");
-    return append(d, layer, k, v, cis, compress, true);
+    return launch_append(d, layer, k, v, cis, compress, true);
+}
+
+// ---- rotation -----------------------------------------------------------------------------------
+
+struct RotateArgs {
+    Shape s;
+    Layer l;
+    bf16 *x;
+    int64_t ld;
+    int first, skip, then; // heads that are rotated, left alone, rotated
+    const float *cos, *sin;
+    int64_t table_ld;
+    bool append; // heads [first - skip, first) are keys, the `skip` after them values
+};
+
+// One thread block a head and row; the arithmetic of rope.cu. The block that rotated a key appends
+// it.
+__global__ void __launch_bounds__(APPEND_THREADS) rotate_kernel(RotateArgs a) {
+    next_may_start();
+    wait_for_previous();
+    int b = blockIdx.y, head = blockIdx.x, half = a.s.d / 2, m = threadIdx.x;
+    if (head >= a.first) head += a.skip;
+    bf16 *u = a.x + b * a.ld + head * a.s.d;
+    if (m < half) {
+        int64_t at = a.s.position[b] * a.table_ld + m;
+        float c = a.cos[at], s = a.sin[at];
+        float lo = __bfloat162float(u[m]), hi = __bfloat162float(u[m + half]);
+        u[m] = __float2bfloat16(lo * c - hi * s);
+        u[m + half] = __float2bfloat16(hi * c + lo * s);
+    }
+    int h = head - (a.first - a.skip);
+    if (!a.append || h < 0 || head >= a.first) return;
+    __syncthreads();
+    append(a.s, a.l, b * a.s.kv_heads + h, u, u + a.skip * a.s.d, 0, true, true);
+}
+
+static sp_status rotate(sp_decode *d, const RotateArgs &a, int64_t rows) {
+    CUDA_TRY(launch_chained(d->c, rotate_kernel, dim3((unsigned)(a.first + a.then), (unsigned)rows),
+                            dim3(APPEND_THREADS), 0, a));
+    LAUNCHED("decode rotate", "%lld rows, %d and %d heads", (long long)rows, a.first, a.then);
+    return SP_OK;
+}
+
+OP sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin) {
+    if (sin.ld != cos.ld)
+        return sp_error(SP_ENVIRONMENT, "broken contract in rope: tables of different strides");
+    return rotate(d,
+                  {d->shape, {}, (bf16 *)x.data, x.ld, (int)(x.cols / d->shape.d), 0, 0,
+                   (const float *)cos.data, (const float *)sin.data, cos.ld, false},
+                  x.rows);
+}
+
+OP sp_decode_rope_append(sp_decode *d, int64_t layer, sp_tensor qkvf, sp_tensor cos, sp_tensor sin,
+                         bool append) {
+    const Shape &s = d->shape;
+    int heads = (int)(qkvf.cols / s.d), qk = s.kv_heads * (s.group + 1);
+    if (sin.ld != cos.ld || heads < qk + s.kv_heads || (append && s.cis))
+        return sp_error(SP_ENVIRONMENT, "broken contract in rope_append: %d heads", heads);
+    return rotate(d,
+                  {s, layer_of(d, layer), (bf16 *)qkvf.data, qkvf.ld, qk, s.kv_heads,
+                   heads - qk - s.kv_heads, (const float *)cos.data, (const float *)sin.data, cos.ld,
+                   append},
+                  qkvf.rows);
 }
 
 // ---- the next token -----------------------------------------------------------------------------
@@ -153,6 +197,8 @@ __global__ void __launch_bounds__(1024)
     advance_kernel(const float *logits, int64_t ld, int vocab, int32_t *next, int32_t *position,
                    int32_t *step) {
     __shared__ unsigned long long shared[32];
+    next_may_start();
+    wait_for_previous();
     int b = blockIdx.x;
     unsigned long long best = 0;
     for (int x = threadIdx.x; x < vocab; x += blockDim.x) {
@@ -168,9 +214,9 @@ __global__ void __launch_bounds__(1024)
 }
 
 OP sp_decode_advance(sp_decode *d, sp_tensor logits) {
-    advance_kernel<<<(unsigned)logits.rows, 1024, 0, d->c->stream>>>(
-        (const float *)logits.data, logits.ld, (int)logits.cols, d->next, d->shape.position,
-        d->shape.step);
+    CUDA_TRY(launch_chained(d->c, advance_kernel, dim3((unsigned)logits.rows), dim3(1024), 0,
+                            (const float *)logits.data, logits.ld, (int)logits.cols, d->next,
+                            d->shape.position, d->shape.step));
     transfer_step_ends(d);
     LAUNCHED("advance", "[%lld, %lld]", (long long)logits.rows, (long long)logits.cols);
     return SP_OK;

@@ -1,6 +1,6 @@
 // RMSNorm, one block a row: mean of squares in fp32, the normed value rounded, then times the
 // weight and rounded again (training.md 1.4).
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/chained.cuh"
 
 enum { THREADS = 256, HELD = 4 }; // a thread keeps up to HELD x 8 values of its row in registers
 
@@ -12,6 +12,8 @@ __global__ void __launch_bounds__(THREADS)
     const bf16 *row = x + blockIdx.x * x_ld;
     bf16 *to = out + blockIdx.x * out_ld;
     float sum = 0;
+    next_may_start();
+    wait_for_previous();
     if (VECTOR) {
         bf16x8 held[HELD];
 #pragma unroll
@@ -56,9 +58,8 @@ OP sp_cuda_rmsnorm(sp_tensor x, sp_tensor w, float eps, sp_tensor out) {
                   x.cols <= THREADS * HELD * 8 &&
                   (((uintptr_t)x.data | (uintptr_t)w.data | (uintptr_t)out.data) & 15) == 0;
     auto kernel = vector ? rmsnorm_kernel<true> : rmsnorm_kernel<false>;
-    kernel<<<(unsigned)x.rows, THREADS, 0, c->stream>>>((const bf16 *)x.data, x.ld,
-                                                        (const bf16 *)w.data, eps,
-                                                        (bf16 *)out.data, out.ld, x.cols);
+    CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)x.rows), dim3(THREADS), 0, (const bf16 *)x.data,
+                            x.ld, (const bf16 *)w.data, eps, (bf16 *)out.data, out.ld, x.cols));
     LAUNCHED("rmsnorm", "[%lld, %lld]", (long long)x.rows, (long long)x.cols);
     return SP_OK;
 }
