@@ -40,7 +40,7 @@ typedef struct sp_decode sp_decode;
 
 // How units get from home to slots (inference.md 3.4).
 typedef enum sp_transfer_kind {
-    SP_TRANSFER_AUTO,     // measured when the engine opens
+    SP_TRANSFER_AUTO,     // KERNEL, its thread blocks measured when the engine opens
     SP_TRANSFER_KERNEL,   // T1: a few thread blocks take tickets from a queue
     SP_TRANSFER_WIDE,     // T0: as many thread blocks as units
     SP_TRANSFER_RESIDENT, // T2: one launch a step, waits for each layer's queue
@@ -253,9 +253,9 @@ sp_status sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c,
                                 sp_transfer_result *out);
 double sp_transfer_bench_reference(const sp_transfer_bench *b); // GB/s of one 256 MiB copy
 void sp_transfer_bench_close(sp_transfer_bench *b);
-// The kind and number of thread blocks to use for lists of `units`: the fastest of those that a
-// graph can hold; among those within 3% the one with the fewest thread blocks. `report`, if not
-// NULL, receives a line for the run header; the caller frees it.
+// What to use for lists of `units`, by measurement: the ticket kernel with the fewest thread blocks
+// that come within 3% of its best rate. `report`, if not NULL, receives a line for the run header;
+// the caller frees it.
 sp_status sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units,
                              sp_transfer_kind *kind, int64_t *ctas, char **report);
 

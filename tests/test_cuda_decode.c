@@ -1,7 +1,7 @@
 // ctest: timeout=600
 // The decode engine's operations on a GPU against double precision, slot assignment against a
 // simulation. Whole runs: test_cuda_serve.c. Skipped where no device is. With --small (for
-// compute-sanitizer) runs are short.
+// compute-sanitizer) runs are short; a name or pattern after it chooses tests.
 #include "common/build.h"
 #include "tests/support.h"
 
@@ -630,6 +630,7 @@ static int run_all(void) {
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
     small = argc > 1 && strcmp(argv[1], "--small") == 0;
+    if (argc > 2) cmocka_set_test_filter(argv[2]);
     if (!sp_cuda_device_present()) {
         printf("skipped: no GPU that this build has code for\n");
         return 0;

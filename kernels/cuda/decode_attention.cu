@@ -190,19 +190,21 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
 // The pieces of one head, in order; a thread a dimension.
 __global__ void join_kernel(Shape s, const float *part, const float2 *ml, int pieces, bf16 *out,
                             int64_t out_ld) {
+    extern __shared__ float2 piece[]; // maximum and sum
     next_may_start();
     wait_for_previous();
     int b = blockIdx.x / (s.kv_heads * s.group), head = blockIdx.x % (s.kv_heads * s.group);
     int p = b * s.kv_heads + head / s.group, g = head % s.group, x = threadIdx.x;
+    for (int i = x; i < pieces; i += blockDim.x)
+        piece[i] = ml[((int64_t)p * pieces + i) * MAX_GROUP + g];
+    __syncthreads();
     float best = -INFINITY, sum = 0, total = 0;
-    const float2 *row = ml + (int64_t)p * pieces * MAX_GROUP + g;
-    for (int i = 0; i < pieces; i++) best = fmaxf(best, row[i * MAX_GROUP].x);
+    for (int i = 0; i < pieces; i++) best = fmaxf(best, piece[i].x);
     const float *from = part + ((int64_t)p * pieces * MAX_GROUP + g) * s.d + x;
-#pragma unroll 8
+#pragma unroll 16
     for (int i = 0; i < pieces; i++) {
-        float2 y = row[i * MAX_GROUP];
-        float factor = y.x > -INFINITY ? ampere::exp2_fast(y.x - best) : 0;
-        sum += y.y * factor;
+        float factor = piece[i].x > -INFINITY ? ampere::exp2_fast(piece[i].x - best) : 0;
+        sum += piece[i].y * factor;
         total += from[(int64_t)i * MAX_GROUP * s.d] * factor;
     }
     out[b * out_ld + head * s.d + x] = __float2bfloat16(sum > 0 ? total / sum : 0);
@@ -226,7 +228,7 @@ static sp_status attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out,
     kernel<<<dim3((unsigned)pieces, (unsigned)s.pairs()), WARPS * 32, shared, d->c->stream>>>(a);
     LAUNCHED("attend", "%d pairs, %d pieces", s.pairs(), pieces);
     CUDA_TRY(launch_chained(d->c, join_kernel, dim3((unsigned)(s.pairs() * s.group)),
-                            dim3((unsigned)s.d), 0, s, d->partial_out, d->partial_ml, pieces,
+                            dim3((unsigned)s.d), pieces * sizeof(float2), s, d->partial_out, d->partial_ml, pieces,
                             (bf16 *)out.data, out.ld));
     LAUNCHED("attend join", "%d pairs, %d pieces", s.pairs(), pieces);
     return SP_OK;

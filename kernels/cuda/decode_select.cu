@@ -223,11 +223,13 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
         int stay = room - fresh < member ? room - fresh : member;
         fresh = room - stay; // the first list has no predecessor
         uint64_t salt = mix64(syn.seed + ((uint64_t)layer << 48) + ((uint64_t)p << 32) + (uint32_t)step);
-        auto hash = [=](int b) { return (uint32_t)mix64(salt + (uint64_t)b * 0x9e3779b97f4a7c15ull) | 1u; };
+        for (int b = t; b < nb; b += THREADS) // a hash, never 0; its lowest bit: was a member
+            key[b] = ((uint32_t)mix64(salt + (uint64_t)b * 0x9e3779b97f4a7c15ull) | 2u) & ~1u | key[b];
+        __syncthreads();
         choose(
-            nb, stay, [=](int b) { return key[b] ? hash(b) : 0u; }, take, equal, w.cut);
+            nb, stay, [=](int b) { return key[b] & 1 ? key[b] : 0u; }, take, equal, w.cut);
         choose(
-            nb, fresh, [=](int b) { return !key[b] && b >= init && b < local0 ? hash(b) : 0u; },
+            nb, fresh, [=](int b) { return !(key[b] & 1) && b >= init && b < local0 ? key[b] : 0u; },
             take, equal, w.cut);
     } else {
         for (int b = t; b < nb; b += THREADS)
