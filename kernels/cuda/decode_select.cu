@@ -445,12 +445,13 @@ __global__ void __launch_bounds__(LOGIT_WARPS * 32)
 __global__ void __launch_bounds__(THREADS)
     select_original_kernel(SelectArgs a, const float *logits, const float2 *parts, int n_parts) {
     extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ float shift[MAX_GROUP];
     const Shape &s = a.s;
     int p = blockIdx.y;
     int from, to, windows;
     span_of(s, p, &from, &to, &windows);
     if (from < to) {
-        float *window = (float *)shared, *shift = window + SPAN * s.per_block + 1;
+        float *window = (float *)shared;
         // log2 of the sum of each head, so that a probability is one exp2
         for (int g = threadIdx.x >> 5; g < s.group; g += WARPS) {
             int lane = threadIdx.x & 31;
@@ -544,7 +545,7 @@ template <class Kernel>
 static sp_status prepare(sp_decode *d, Kernel kernel, dim3 *grid, size_t *shared) {
     const Shape &s = d->shape;
     *grid = dim3((unsigned)ceil_div(s.blocks, SPAN), (unsigned)s.pairs());
-    *shared = std::max(work_bytes(s), 4 * (size_t)(SPAN * s.per_block + 1 + MAX_GROUP));
+    *shared = std::max(work_bytes(s), 4 * (size_t)(SPAN * s.per_block + 1));
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)std::max<size_t>(*shared, 48 << 10)));
     return SP_OK;
