@@ -136,12 +136,12 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
                 vm = map_of(qkv + (Hq + Hkv) * D, 2, d2, s2, b2);
     Params p = {0, T, G, Hkv, per, 1.4426950408889634f / sqrtf((float)D), entries, counts, capacity, NULL, 0, out, Hq * D};
     auto kernel = attention_kernel<D, W, false>;
-    size_t smem = Layout<D, W, false>::smem(capacity);
+    size_t smem = Layout<D, W>::smem(capacity);
     CK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     dim3 grid(groups, Hkv);
     auto once = [&] {
         union_kernel<<<grid, UNION_THREADS, nb * 4>>>(dl, Hkv * K, K, T, queries, nb, capacity, entries, counts);
-        kernel<<<grid, Layout<D, W, false>::THREADS, smem>>>(qm, km, vm, p);
+        kernel<<<grid, Layout<D, W>::THREADS, smem>>>(qm, km, vm, p);
         CK(cudaGetLastError());
     };
     cudaEvent_t e0, e1;
