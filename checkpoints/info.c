@@ -256,8 +256,8 @@ static sp_status model_text(const char *dir, sp_text *t) {
     sp_model_desc *d = NULL;
     char *text = NULL, *config = join(dir, "config.json");
     json_t *root = NULL;
-    sp_status broken = config ? sp_json_load(config, MAX_JSON, &root)
-                              : sp_error(SP_ENVIRONMENT, "out of memory");
+    sp_status broken =
+        config ? sp_json_load(config, MAX_JSON, &root) : sp_error(SP_ENVIRONMENT, "out of memory");
     free(config);
     json_decref(root);
     SP_TRY(broken); // what is no JSON at all describes nothing

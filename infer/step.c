@@ -34,8 +34,8 @@ static sp_status rotate(sp_infer *e, sp_tensor x) {
     return sp_decode_rope(e->d, x, e->rope.cos, e->rope.sin);
 }
 
-// Whether keys can be appended by the launch that rotates them: where their slot is known. Else choosing
-// finds a slot for a block that begins with this token.
+// Whether keys can be appended by the launch that rotates them: where their slot is known. Else
+// choosing finds a slot for a block that begins with this token.
 static bool appends_early(const sp_infer *e, int64_t l) {
     if (e->m->desc->cis) return false; // the importance of keys comes with them, after v
     bool resident = !sp_infer_mode_offloads(e->a.mode) || (l == 0 && !e->a.offload_layer0);

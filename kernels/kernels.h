@@ -47,7 +47,8 @@ typedef struct sp_backend_options {
     int threads;          // host threads of the CPU backend; 0 = cores / local_ranks
     int local_rank, local_ranks;
     bool deterministic;
-    bool portable_kernels; // CUDA: those for compute capability 8.0 also where faster ones would run
+    bool
+        portable_kernels; // CUDA: those for compute capability 8.0 also where faster ones would run
 } sp_backend_options;
 
 sp_status sp_backend_open(const sp_backend_options *o, sp_backend **out);
@@ -55,9 +56,10 @@ void sp_backend_close(sp_backend *be);
 const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 // One line for the run header: device or core, threads, BLAS library and its measured GFLOP/s.
 const char *sp_backend_description(const sp_backend *be);
-const char *sp_backend_blas(const sp_backend *be);    // name usable as cpu_blas, for exact resume
-// GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares refer
-// to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if unknown.
+const char *sp_backend_blas(const sp_backend *be); // name usable as cpu_blas, for exact resume
+// GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares
+// refer to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if
+// unknown.
 double sp_backend_matmul_gflops(sp_backend *be);
 // Names a phase of the work for a profiler (NVTX on CUDA); phases nest. Costs nothing elsewhere.
 void sp_phase_begin(sp_backend *be, const char *name);

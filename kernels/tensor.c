@@ -60,7 +60,8 @@ const char *sp_backend_blas(const sp_backend *be) {
     return be->blas;
 }
 double sp_backend_matmul_gflops(sp_backend *be) {
-    if (be->matmul_gflops == 0 && be->ops->matmul_rate) be->matmul_gflops = be->ops->matmul_rate(be);
+    if (be->matmul_gflops == 0 && be->ops->matmul_rate)
+        be->matmul_gflops = be->ops->matmul_rate(be);
     return be->matmul_gflops;
 }
 void sp_phase_begin(sp_backend *be, const char *name) {

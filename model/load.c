@@ -1,8 +1,9 @@
 // Weights: from mapped files to a backend, checked and hashed on the way.
 //
-// Host threads take the tensors in file order, hash them and look for NaN and infinity, which brings
-// their pages into memory; one thread uploads them in the same order as they become ready. So a model
-// of any size is read from disk once, and at most AHEAD_BYTES of it are mapped in at a time.
+// Host threads take the tensors in file order, hash them and look for NaN and infinity, which
+// brings their pages into memory; one thread uploads them in the same order as they become ready.
+// So a model of any size is read from disk once, and at most AHEAD_BYTES of it are mapped in at a
+// time.
 #include "model/private.h"
 
 #include "common/log.h"
@@ -231,7 +232,8 @@ static void nap(void) {
 static bool inspect_next(queue *q) {
     int64_t i = atomic_fetch_add(&q->next, 1);
     if (i >= q->n) return false;
-    while (q->jobs[i].bytes_before > atomic_load(&q->finished) + AHEAD_BYTES && !atomic_load(&q->stop))
+    while (q->jobs[i].bytes_before > atomic_load(&q->finished) + AHEAD_BYTES &&
+           !atomic_load(&q->stop))
         nap();
     if (!atomic_load(&q->stop)) inspect(&q->jobs[i], q->storage);
     atomic_store(&q->jobs[i].inspected, true);
@@ -253,10 +255,9 @@ static sp_status finish_jobs(queue *q, const sp_model_desc *d, const sp_model *m
             goto done;
         }
         if (j->first_bad >= 0 && !o->allow_nonfinite)
-            sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name, (long long)j->first_bad,
-                            j->bad_value);
-        if (m && p.count == 0)
-            SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
+            sp_problems_add(&p, "tensor %s: element %lld is %g", j->t->name,
+                            (long long)j->first_bad, j->bad_value);
+        if (m && p.count == 0) SP_GO(sp_upload_raw(j->dst, backend_dtype(j->t->dtype), j->t->data));
         forget(j->t);
         int64_t bytes = j->bytes_before + j->t->bytes;
         atomic_store(&q->finished, bytes);
@@ -292,7 +293,8 @@ static sp_status run_jobs(const sp_model_desc *d, job *jobs, int64_t n, const sp
     {
 #pragma omp master
         st = finish_jobs(&q, d, m, o);
-        while (inspect_next(&q)) {}
+        while (inspect_next(&q)) {
+        }
     }
     return st;
 }

@@ -145,7 +145,8 @@ static const shape shapes[] = {
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 150, 19, 1, SP_KL_IDEAL},
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 6, SP_KL_EXACT}, // floors act
     {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 6, SP_KL_IDEAL},
-    {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 14, SP_KL_EXACT}, // logits hundreds apart
+    {{8, 2, 64}, {8, 4}, {16, 1, 2, 10, false}, 203, 0, 203, 14, SP_KL_EXACT}, // logits hundreds
+                                                                               // apart
     {{4, 4, 8}, {8, 4}, {16, 1, 1, 40, false}, 129, 0, 129, 1, SP_KL_EXACT},   // k above nb
     {{3, 3, 6}, {6, 3}, {12, 0, 1, 4, false}, 97, 96, 1, 1, SP_KL_EXACT},      // one row, no init
     {{1, 1, 2}, {8, 4}, {16, 1, 2, 10, false}, 8, 0, 8, 1, SP_KL_EXACT},       // one window

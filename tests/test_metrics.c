@@ -44,10 +44,18 @@ static void test_keys(void **state) {
     assert_ok(sp_metrics_text(&m, &line));
     assert_null(strchr(line, '\n'));
     json_t *o = parse(line);
-    static const char *const want[] = {
-        "step",         "train/kl",     "train/kl_layers",   "train/grad_norm",   "train/lr",
-        "train/tokens", "perf/step_ms", "perf/tokens_per_s", "perf/data_wait_ms", "mem/peak_bytes",
-        "perf/tflops",  "perf/gemm_share"};
+    static const char *const want[] = {"step",
+                                       "train/kl",
+                                       "train/kl_layers",
+                                       "train/grad_norm",
+                                       "train/lr",
+                                       "train/tokens",
+                                       "perf/step_ms",
+                                       "perf/tokens_per_s",
+                                       "perf/data_wait_ms",
+                                       "mem/peak_bytes",
+                                       "perf/tflops",
+                                       "perf/gemm_share"};
     assert_int_equal(json_object_size(o), 12); // and nothing else: no nonfinite, no eval
     for (int i = 0; i < 12; i++) assert_non_null(json_object_get(o, want[i]));
     assert_int_equal(json_integer_value(json_object_get(o, "step")), 1);

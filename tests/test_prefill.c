@@ -166,8 +166,8 @@ static void compare(sp_selector selector, int64_t T, int64_t chunk) {
                 assert_close("importance", s->cis[l][h], cis + h * T, T, shared.same);
             free(cis);
         }
-        if (!s->has_list || memcmp(s->list[l], lists + l * shared.lists,
-                                   (size_t)shared.lists * sizeof *lists) == 0)
+        if (!s->has_list ||
+            memcmp(s->list[l], lists + l * shared.lists, (size_t)shared.lists * sizeof *lists) == 0)
             continue;
         shared.other_lists++;
         if (shared.same < 1e-4) fail_msg("list of layer %d at %d tokens", l, (int)T);

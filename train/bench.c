@@ -41,7 +41,8 @@ static const char usage[] =
     "  train-step       whole training steps: 3 to warm up, then N >= 1 measured (default 5) of B\n"
     "                   sequences (default 1) of T tokens (default 1024) on the base model\n"
     "                   (default data/tiny-base)\n"
-    "  scaling          the same step on every rank of an mpirun or srun, with and without the sum of\n"
+    "  scaling          the same step on every rank of an mpirun or srun, with and without the sum "
+    "of\n"
     "                   gradients, and the sum alone\n"
     "  OPERATION        one operation of kernels/kernels.h without its sp_, such as importance, "
     "or\n"
@@ -130,13 +131,13 @@ static double operation_flop(const char *name, const sp_flops *f) {
     return flop;
 }
 
-static void report_step(sp_backend *be, const bench_args *a, sp_bench_step *b, double *ms, json_t *results) {
+static void report_step(sp_backend *be, const bench_args *a, sp_bench_step *b, double *ms,
+                        json_t *results) {
     sp_flops one = sp_flops_training(b->desc, (sp_grid){2, 1}, a->seq_len);
     double ceiling = sp_backend_matmul_gflops(be), total_ms = 0;
     for (int64_t i = 0; i < a->steps; i++) total_ms += ms[i];
     qsort(ms, (size_t)a->steps, sizeof(double), by_value);
-    double median =
-        a->steps % 2 ? ms[a->steps / 2] : (ms[a->steps / 2 - 1] + ms[a->steps / 2]) / 2;
+    double median = a->steps % 2 ? ms[a->steps / 2] : (ms[a->steps / 2 - 1] + ms[a->steps / 2]) / 2;
     double p99 = ms[(int64_t)ceil(0.99 * (double)a->steps) - 1];
     double tokens = (double)a->batch * (double)a->seq_len;
     double flop = (double)a->batch * sp_flops_total(&one), gflops = 1e-6 * flop / median;
@@ -173,9 +174,9 @@ static void report_step(sp_backend *be, const bench_args *a, sp_bench_step *b, d
                 (long long)(sorted[i].calls / a->steps), rate_text, of_text);
         json_array_append_new(operations,
                               json_pack("{s:s, s:f, s:f, s:I, s:o}", "name", sorted[i].name,
-                                        "ms_per_step", mine, "share_of_step", share, "calls_per_step",
-                                        (json_int_t)(sorted[i].calls / a->steps), "gflops",
-                                        rate > 0 ? json_real(rate) : json_null()));
+                                        "ms_per_step", mine, "share_of_step", share,
+                                        "calls_per_step", (json_int_t)(sorted[i].calls / a->steps),
+                                        "gflops", rate > 0 ? json_real(rate) : json_null()));
     }
     free(sorted);
     sp_info("  %-18s %10.2f %7.1f%%", "between operations",
@@ -199,7 +200,8 @@ static void report_step(sp_backend *be, const bench_args *a, sp_bench_step *b, d
 static sp_status bench_step(sp_backend *be, const bench_args *a, json_t *results) {
     enum { WARM_UPS = 3 };
     sp_bench_step b = {0};
-    sp_bench_step_args step = {.base = a->base, .seq_len = a->seq_len, .batch = a->batch, .progress = true};
+    sp_bench_step_args step = {
+        .base = a->base, .seq_len = a->seq_len, .batch = a->batch, .progress = true};
     double *ms = NULL;
     sp_status st = SP_OK;
     SP_GO(sp_alloc(&ms, a->steps, sizeof *ms, "times"));
@@ -265,10 +267,9 @@ sp_status sp_bench_command(int argc, char **argv) {
     json_t *results = json_array();
     sp_status st = SP_OK;
     if (strcmp(a.what, "scaling") == 0) {
-        SP_GO(sp_bench_scaling(&(sp_bench_step_args){.base = a.base,
-                                                     .seq_len = a.seq_len,
-                                                     .batch = a.batch},
-                               &a.backend, a.steps, results));
+        SP_GO(sp_bench_scaling(
+            &(sp_bench_step_args){.base = a.base, .seq_len = a.seq_len, .batch = a.batch},
+            &a.backend, a.steps, results));
         if (a.json && json_array_size(results) > 0) SP_GO(sp_json_write(a.json, results));
         goto done;
     }

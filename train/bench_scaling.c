@@ -66,12 +66,13 @@ static void report(const sp_ranks *r, int64_t hosts, const sp_bench_step_args *a
     sp_info("scaling     %s, ranks %d, hosts %lld, %lld x %lld tokens a rank, median of %lld",
             b->desc->name, r->size, (long long)hosts, (long long)a->batch, (long long)a->seq_len,
             (long long)steps);
-    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed; %.0f tokens/s", t.step, t.alone,
-            t.step - t.alone, 1e3 * n * (double)a->batch * (double)a->seq_len / t.step);
+    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed; %.0f tokens/s", t.step,
+            t.alone, t.step - t.alone, 1e3 * n * (double)a->batch * (double)a->seq_len / t.step);
     if (r->size > 1)
         sp_info("  sum of %.1f MB alone %.3f ms, %.1f GB/s on the bus", 1e-6 * bytes, t.sum, bus);
-    sp_info("  loading %.2f s, %.2f GB/s on the slowest rank; resident host memory of a rank %.2f GiB",
-            load_s, 1e-9 * weights / load_s, (double)worst[1] / 0x1p30);
+    sp_info(
+        "  loading %.2f s, %.2f GB/s on the slowest rank; resident host memory of a rank %.2f GiB",
+        load_s, 1e-9 * weights / load_s, (double)worst[1] / 0x1p30);
     json_array_append_new(
         results,
         json_pack("{s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}",

@@ -6,8 +6,8 @@
 
 #include <jansson.h>
 
-// [collective] Opens the ranks of the launcher (one without) and a backend on each. Rank 0 prints and
-// adds one object to `results`; times are the slowest rank's:
+// [collective] Opens the ranks of the launcher (one without) and a backend on each. Rank 0 prints
+// and adds one object to `results`; times are the slowest rank's:
 //   step_ms       with the sum of gradients over ranks, median of `steps` after 3 to warm up
 //   alone_ms      the same without it, measured in turn with the former
 //   exposed_ms    the difference of the two

@@ -5,7 +5,7 @@
 #include "train/distill.h"
 
 typedef struct sp_bench_step_args {
-    const char *base; // model folder
+    const char *base;       // model folder
     int64_t seq_len, batch; // sequences of a step, one after another
     bool sum;               // over the ranks of the run, as training does
     bool progress;          // of loading the base

@@ -54,8 +54,8 @@ void sp_ranks_abort(int code);
 
 // [collective] From here on the backends of all ranks sum gradients among themselves, if every one
 // of them can (kernels.h, "several GPUs"). A rank that is silent for
-// `deadline_s` seconds ends all ranks, as does a sum among backends that takes 5 s longer; until this
-// call it is 30 s.
+// `deadline_s` seconds ends all ranks, as does a sum among backends that takes 5 s longer; until
+// this call it is 30 s.
 sp_status sp_ranks_connect(sp_backend *be, double deadline_s);
 // [collective] F32, in place: the sum over ranks, each element added in rank order, so that the
 // same number of ranks gives the same bits, and all ranks the same ones.

@@ -18,18 +18,19 @@ typedef enum sp_start {
 
 typedef struct sp_run_folder {
     char *dir;
-    char *checkpoint; // to resume from; NULL: a new run
-    int lock;         // file descriptor, -1: none
-    bool created;     // DIR did not exist before
+    char *checkpoint;  // to resume from; NULL: a new run
+    int lock;          // file descriptor, -1: none
+    bool created;      // DIR did not exist before
     bool failed_start; // it holds a run that failed before its first step, to be moved aside
-    bool written;     // something of this run stands in it
-    json_t *info;     // run.json
+    bool written;      // something of this run stands in it
+    json_t *info;      // run.json
 } sp_run_folder;
 
 // Refuses what `start` does not allow (SP_BAD_INPUT), takes the lock and finds the checkpoint to
 // resume from. Writes nothing but the lock. `look_only` (a dry run) does not even do that.
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out);
-// Moves an earlier run aside if forced or if it never made a step, removes temporary files of a killed run, makes sub-folders.
+// Moves an earlier run aside if forced or if it never made a step, removes temporary files of a
+// killed run, makes sub-folders.
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start);
 // Releases the lock; removes a folder that was created and stayed empty. Safe on a zeroed `f`.
 void sp_run_folder_close(sp_run_folder *f);

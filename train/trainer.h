@@ -47,8 +47,8 @@ typedef struct sp_trainer {
     const sp_train_args *args;
     const sp_ranks *ranks;
     double matmul_tflops; // rank 0: the rate of large matrix products; 0: not known
-    double began;  // sp_now() of the command's start, for time_limit_min
-    int64_t hosts; // that the ranks run on
+    double began;         // sp_now() of the command's start, for time_limit_min
+    int64_t hosts;        // that the ranks run on
 
     // plan
     sp_config *config; // resolved

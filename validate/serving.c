@@ -513,9 +513,10 @@ sp_status sp_check_serving(sp_pass *p) {
         static const char *const ids[] = {"P2", "P3", "P4", "T1", "T2", "T3", "T4",
                                           "T5", "T6", "T7", "T8", "M1", "M2", "M3"};
         for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
-            SP_TRY(sp_report_skip(p->report, ids[i],
-                                  "serving of bases that choose blocks in two stages is not checked "
-                                  "yet"));
+            SP_TRY(
+                sp_report_skip(p->report, ids[i],
+                               "serving of bases that choose blocks in two stages is not checked "
+                               "yet"));
         return SP_OK;
     }
     SP_TRY(check_runs(p));

@@ -1,9 +1,9 @@
 // AdamW on fp32 master weights: decay, moments, update (training.md 8.1).
 #include "kernels/cuda/cuda.cuh"
 
-__global__ void adamw_kernel(sp_adamw_args p, float keep, float correct1, float correct2, float *w, int64_t w_ld,
-                             float *m, int64_t m_ld, float *v, int64_t v_ld, const float *g,
-                             int64_t g_ld, int64_t rows, int64_t cols) {
+__global__ void adamw_kernel(sp_adamw_args p, float keep, float correct1, float correct2, float *w,
+                             int64_t w_ld, float *m, int64_t m_ld, float *v, int64_t v_ld,
+                             const float *g, int64_t g_ld, int64_t rows, int64_t cols) {
     int64_t n = rows * cols;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -22,8 +22,8 @@ OP sp_cuda_adamw(const sp_adamw_args *p, sp_tensor w, sp_tensor m, sp_tensor v, 
     float keep = (float)(1 - (double)p->lr * p->weight_decay);
     float correct1 = (float)(1 / (1 - pow((double)p->beta1, (double)p->step)));
     float correct2 = (float)(1 / (1 - pow((double)p->beta2, (double)p->step)));
-    adamw_kernel<<<132 * 8, 256, 0, c->stream>>>(*p, keep, correct1, correct2, (float *)w.data, w.ld,
-                                                 (float *)m.data, m.ld, (float *)v.data, v.ld,
+    adamw_kernel<<<132 * 8, 256, 0, c->stream>>>(*p, keep, correct1, correct2, (float *)w.data,
+                                                 w.ld, (float *)m.data, m.ld, (float *)v.data, v.ld,
                                                  (const float *)g.data, g.ld, w.rows, w.cols);
     LAUNCHED("adamw", "[%lld, %lld]", (long long)w.rows, (long long)w.cols);
     return SP_OK;

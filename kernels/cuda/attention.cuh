@@ -1,8 +1,8 @@
 // Attention over keys of chosen blocks, for any shape: the portable kernel behind
 // dense_attention.cu and, where the Hopper kernel does not apply, sparse_attention.cu.
 //
-// One thread block per (row, KV head) handles the G query heads of the group. Keys come in chunks of
-// 128: each thread one key's G logits, an online softmax per head, then each thread some value
+// One thread block per (row, KV head) handles the G query heads of the group. Keys come in chunks
+// of 128: each thread one key's G logits, an online softmax per head, then each thread some value
 // columns. fp32 throughout; the result is rounded once.
 #pragma once
 

@@ -78,14 +78,17 @@ __global__ void fill_kernel(void *dst, sp_dtype type, int64_t ld, int64_t rows, 
         store_from_float(dst, i / cols * ld + i % cols, type, value);
 }
 
-static int grid_for(int64_t n) { return (int)std::min<int64_t>(ceil_div(n, 256), 132 * 16); }
+static int grid_for(int64_t n) {
+    return (int)std::min<int64_t>(ceil_div(n, 256), 132 * 16);
+}
 
 static sp_status convert(sp_cuda *c, void *dst, sp_dtype dst_type, int64_t dst_ld, const void *src,
                          sp_dtype src_type, int64_t src_ld, int64_t rows, int64_t cols) {
     if (dst_type == src_type) {
         size_t size = (size_t)sp_dtype_size(dst_type);
         if (dst_ld == cols && src_ld == cols) { // twice as fast as the same copy row by row
-            CUDA_TRY(cudaMemcpyAsync(dst, src, rows * cols * size, cudaMemcpyDeviceToDevice, c->stream));
+            CUDA_TRY(
+                cudaMemcpyAsync(dst, src, rows * cols * size, cudaMemcpyDeviceToDevice, c->stream));
             return SP_OK;
         }
         CUDA_TRY(cudaMemcpy2DAsync(dst, dst_ld * size, src, src_ld * size, cols * size, rows,
@@ -180,14 +183,14 @@ sp_status sp_cuda_map(sp_cuda *c, sp_tensor t, int box_rows, CUtensorMap *out) {
     cuuint64_t dims[2] = {(cuuint64_t)t.cols, (cuuint64_t)t.rows};
     cuuint64_t strides[1] = {(cuuint64_t)t.ld * 2};
     cuuint32_t box[2] = {64, (cuuint32_t)box_rows}, ones[2] = {1, 1};
-    CUresult r = c->encode_map(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, t.data, dims, strides, box,
-                               ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult r =
+        c->encode_map(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, t.data, dims, strides, box, ones,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r == CUDA_SUCCESS) return SP_OK;
-    return sp_error(SP_ENVIRONMENT,
-                    "CUDA: no tensor map for [%lld, %lld] ld %lld at %p, box %d: error %d",
-                    (long long)t.rows, (long long)t.cols, (long long)t.ld, t.data, box_rows, (int)r);
+    return sp_error(
+        SP_ENVIRONMENT, "CUDA: no tensor map for [%lld, %lld] ld %lld at %p, box %d: error %d",
+        (long long)t.rows, (long long)t.cols, (long long)t.ld, t.data, box_rows, (int)r);
 }
 
 // ---- opening ------------------------------------------------------------------------------------
@@ -217,8 +220,12 @@ static sp_status synchronize(sp_backend *be) {
     return SP_OK;
 }
 
-static void phase_begin(const char *name) { nvtxRangePushA(name); }
-static void phase_end(void) { nvtxRangePop(); }
+static void phase_begin(const char *name) {
+    nvtxRangePushA(name);
+}
+static void phase_end(void) {
+    nvtxRangePop();
+}
 
 static sp_status supports(sp_backend *be, const sp_shapes *s) {
     (void)be;
@@ -285,10 +292,11 @@ static sp_status open_device(sp_cuda *c, int device, bool portable) {
     c->device = device;
     c->sms = prop.multiProcessorCount;
     if (!has_code())
-        return sp_error(SP_ENVIRONMENT,
-                        "GPU %d (%s) has compute capability %d.%d; this build has code for " SPARDA_CUDA_CODE
-                        " (CMake option SPARDA_CUDA_ARCHITECTURES); backend 'cpu' needs no GPU",
-                        device, prop.name, prop.major, prop.minor);
+        return sp_error(
+            SP_ENVIRONMENT,
+            "GPU %d (%s) has compute capability %d.%d; this build has code for " SPARDA_CUDA_CODE
+            " (CMake option SPARDA_CUDA_ARCHITECTURES); backend 'cpu' needs no GPU",
+            device, prop.name, prop.major, prop.minor);
     c->hopper = SPARDA_HAVE_HOPPER && prop.major == 9 && prop.minor == 0 && !portable;
     CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&c->lt) != CUBLAS_STATUS_SUCCESS)

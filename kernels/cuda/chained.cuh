@@ -1,5 +1,5 @@
-// Chained launches: a kernel's thread blocks may start before the kernel before it on the stream has
-// ended (programmatic dependent launch, compute capability 9.0; elsewhere plain launches).
+// Chained launches: a kernel's thread blocks may start before the kernel before it on the stream
+// has ended (programmatic dependent launch, compute capability 9.0; elsewhere plain launches).
 //
 // A chained kernel calls wait_for_previous before it touches anything that others write or read;
 // that waits for the end of the kernel before it, and so of all before that. What it does earlier,

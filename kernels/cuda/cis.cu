@@ -24,7 +24,7 @@ OP sp_cuda_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp
     cis_kernel<<<(unsigned)ceil_div(v.rows * 32, THREADS), THREADS, 0, c->stream>>>(
         (const bf16 *)v.data, v.ld, (const bf16 *)delta.data, delta.ld, (const float *)scale.data,
         (int)heads.kv_heads, (int)v.cols, v.rows, (float *)out.data, out.ld);
-    LAUNCHED("cis", "%lld tokens, %lld heads of %lld", (long long)v.rows,
-             (long long)heads.kv_heads, (long long)heads.head_dim);
+    LAUNCHED("cis", "%lld tokens, %lld heads of %lld", (long long)v.rows, (long long)heads.kv_heads,
+             (long long)heads.head_dim);
     return SP_OK;
 }

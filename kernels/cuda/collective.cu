@@ -9,7 +9,8 @@
 #include <nccl.h>
 #include <time.h>
 
-static_assert(sizeof(ncclUniqueId) == SP_COMM_ID_BYTES, "the size of NCCL's id is part of kernels.h");
+static_assert(sizeof(ncclUniqueId) == SP_COMM_ID_BYTES,
+              "the size of NCCL's id is part of kernels.h");
 
 struct sp_cuda_comm {
     ncclComm_t comm;
@@ -38,10 +39,11 @@ static sp_status wait_for(sp_cuda_comm *m, const char *what, Finished finished) 
         if (state != ncclSuccess && state != ncclInProgress) return nccl_error(state, what, m);
         if (finished(state)) return SP_OK;
         if (sp_now() - start > m->deadline_s)
-            return sp_error(SP_ENVIRONMENT,
-                            "rank %d waited %.0f s for the other %d ranks in %s; one of them is lost "
-                            "or stuck; see its log/rank-N.log in the run folder",
-                            m->rank, m->deadline_s, m->size - 1, what);
+            return sp_error(
+                SP_ENVIRONMENT,
+                "rank %d waited %.0f s for the other %d ranks in %s; one of them is lost "
+                "or stuck; see its log/rank-N.log in the run folder",
+                m->rank, m->deadline_s, m->size - 1, what);
         nap();
     }
 }
@@ -120,6 +122,8 @@ extern "C" sp_status sp_cuda_all_reduce(sp_tensor t) {
 
 #else // without NCCL the ranks sum their gradients through the host (train/ranks.c)
 
-extern "C" void sp_cuda_comm_leave(sp_backend *be, bool abandon) { (void)be, (void)abandon; }
+extern "C" void sp_cuda_comm_leave(sp_backend *be, bool abandon) {
+    (void)be, (void)abandon;
+}
 
 #endif

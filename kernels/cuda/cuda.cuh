@@ -36,16 +36,18 @@ struct sp_cuda {
     void *lt_workspace;
     void *scratch; // sp_cuda_scratch
     int64_t scratch_bytes;
-    double *sums;      // partial results of reductions, device
-    double *host_sums; // pinned
-    int *flag;         // device: token ids out of range and the like
+    double *sums;        // partial results of reductions, device
+    double *host_sums;   // pinned
+    int *flag;           // device: token ids out of range and the like
     uint8_t *staging[2]; // pinned, for transfers
     cudaEvent_t staged[2];
     sp_encode_map encode_map;
     sp_cuda_comm *comm; // NULL: alone, or not joined
 };
 
-static inline sp_cuda *sp_cuda_of(sp_tensor t) { return (sp_cuda *)t.backend; }
+static inline sp_cuda *sp_cuda_of(sp_tensor t) {
+    return (sp_cuda *)t.backend;
+}
 
 #define CUDA_TRY(expr)                                                                             \
     do {                                                                                           \
@@ -70,8 +72,12 @@ sp_status sp_cuda_scratch(sp_cuda *c, int64_t bytes, const char *what, void **ou
 // 128-byte swizzle.
 sp_status sp_cuda_map(sp_cuda *c, sp_tensor t, int box_rows, CUtensorMap *out);
 
-static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+static inline int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+static inline int64_t round_up(int64_t a, int64_t b) {
+    return ceil_div(a, b) * b;
+}
 
 // y[M,N] (row-major, bf16 or fp32) = alpha * a[M,K] . b[N,K]^T + beta * y, bf16 inputs.
 sp_status sp_cuda_matmul(sp_cuda *c, int64_t M, int64_t N, int64_t K, float alpha, const void *a,
@@ -81,8 +87,8 @@ sp_status sp_cuda_matmul(sp_cuda *c, int64_t M, int64_t N, int64_t K, float alph
 sp_status sp_cuda_matmul_tn(sp_cuda *c, int64_t N, int64_t K, int64_t T, const void *dy,
                             int64_t lddy, const void *x, int64_t ldx, float *g, int64_t ldg);
 void sp_cuda_matmul_close(sp_cuda *c);
-// GFLOP/s of large products of random bf16 numbers, of two shapes the faster; 0 if there is no memory
-// for them.
+// GFLOP/s of large products of random bf16 numbers, of two shapes the faster; 0 if there is no
+// memory for them.
 extern "C" double sp_cuda_matmul_rate(sp_backend *be);
 
 // Whether importance.cu and sparse_attention.cu have kernels for these shapes.
@@ -165,7 +171,8 @@ struct bf16x8 {
 
 // Sum (or maximum) over a block of up to 1024 threads; every thread gets the result. `shared` has
 // 32 elements and may be used again after the call.
-template <class T, class Join> __device__ __forceinline__ T block_join(T v, T *shared, T none, Join join) {
+template <class T, class Join>
+__device__ __forceinline__ T block_join(T v, T *shared, T none, Join join) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, warps = (blockDim.x + 31) / 32;
 #pragma unroll
     for (int m = 16; m; m /= 2) v = join(v, __shfl_xor_sync(~0u, v, m));

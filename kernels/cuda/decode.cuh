@@ -30,12 +30,12 @@ enum { WANTED, MISSED, WRITTEN, COUNTERS };
 // pair * stride + slot here.
 struct Layer {
     bf16 *slots;
-    bf16 *home;     // device address of pinned memory; NULL: resident
-    int64_t stride; // slots of a pair: C, or NB if resident
-    bf16 *keys;     // compressed [B][n_w][Hkv*d]
-    bf16 *partial;  // [B][NB*bs][Hkv*channels] or NULL
-    float *projection; // [Hkv][d][channels] or NULL
-    float *importance; // of the blocks [pairs][NB], pooled over windows as scores are, or NULL
+    bf16 *home;          // device address of pinned memory; NULL: resident
+    int64_t stride;      // slots of a pair: C, or NB if resident
+    bf16 *keys;          // compressed [B][n_w][Hkv*d]
+    bf16 *partial;       // [B][NB*bs][Hkv*channels] or NULL
+    float *projection;   // [Hkv][d][channels] or NULL
+    float *importance;   // of the blocks [pairs][NB], pooled over windows as scores are, or NULL
     int32_t *slot_block; // [pairs][C], -1 none
     int32_t *block_slot; // [pairs][NB], -1 not here
     int32_t *used;       // [pairs][C] step of the last use, -1 never
@@ -47,12 +47,12 @@ struct Layer {
 struct Shape {
     int batch, kv_heads, group, d, block, blocks, slots, k, init, local;
     int window, stride, per_block, windows;
-    int shortlist;       // blocks of a list that scores choose: k, or fewer with importance
-    bool cis;            // keys have importance
-    int64_t unit;        // elements
-    int32_t *position;   // [B]
-    int32_t *step;       // [1] counts from 1
-    float scale_log2;    // log2(e)/sqrt(d)
+    int shortlist;     // blocks of a list that scores choose: k, or fewer with importance
+    bool cis;          // keys have importance
+    int64_t unit;      // elements
+    int32_t *position; // [B]
+    int32_t *step;     // [1] counts from 1
+    float scale_log2;  // log2(e)/sqrt(d)
     __host__ __device__ int pairs() const { return batch * kv_heads; }
 };
 
@@ -71,14 +71,14 @@ struct sp_decode {
     sp_decode_args a;
     decode::Shape shape;
     std::vector<decode::Layer> layer;
-    std::vector<uint8_t *> home_host; // of each layer; NULL if resident
-    sp_decode_bytes bytes; // allocated
+    std::vector<uint8_t *> home_host;               // of each layer; NULL if resident
+    sp_decode_bytes bytes;                          // allocated
     std::vector<std::pair<void *, int64_t>> device; // to be given back
     std::vector<std::pair<uint8_t *, int64_t>> pinned;
 
     cudaStream_t side;
-    cudaEvent_t ready, sent[2];     // sent: the packed units of a put have left
-    std::vector<cudaEvent_t> done;  // copies of a layer
+    cudaEvent_t ready, sent[2];    // sent: the packed units of a put have left
+    std::vector<cudaEvent_t> done; // copies of a layer
     cudaGraphExec_t graph;
     bool capturing;
     std::vector<cudaEvent_t> mark;
@@ -96,7 +96,7 @@ struct sp_decode {
     bf16 *packed;       // units of one put, [Hkv][blocks at once]
     int64_t packed_blocks;
     int packed_turn;
-    uint64_t *sums;     // checksums of pairs*k units
+    uint64_t *sums; // checksums of pairs*k units
     decode::Synthetic synthetic;
     bool suppressed;
     decode::Transfer *transfer;
@@ -110,8 +110,12 @@ sp_status take(sp_decode *d, int64_t bytes, const char *what, int64_t *account, 
 sp_status pin(int64_t bytes, uint8_t **host, void **device);
 void unpin(uint8_t *host, int64_t bytes);
 
-static inline const Layer &layer_of(const sp_decode *d, int64_t l) { return d->layer[(size_t)l]; }
-static inline bool resident(const Layer &l) { return l.home == NULL; }
+static inline const Layer &layer_of(const sp_decode *d, int64_t l) {
+    return d->layer[(size_t)l];
+}
+static inline bool resident(const Layer &l) {
+    return l.home == NULL;
+}
 
 // transfer.cu
 sp_status transfer_open(sp_decode *d);

@@ -60,7 +60,8 @@ OP sp_decode_elapsed(sp_decode *d, int64_t from, int64_t to, double *ms) {
     return SP_OK;
 }
 
-// ---- looking --------------------------------------------------------------------------------------
+// ---- looking
+// --------------------------------------------------------------------------------------
 
 static sp_status download(sp_decode *d, void *to, const void *from, int64_t bytes) {
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
@@ -111,14 +112,17 @@ OP sp_decode_count_reset(sp_decode *d) {
     return SP_OK;
 }
 
-// ---- speed tests ----------------------------------------------------------------------------------
+// ---- speed tests
+// ----------------------------------------------------------------------------------
 
 OP sp_decode_synthetic(sp_decode *d, double share, uint64_t seed) {
     d->synthetic = {(float)share, seed};
     return SP_OK;
 }
 
-extern "C" void sp_decode_suppress_copies(sp_decode *d, bool suppress) { d->suppressed = suppress; }
+extern "C" void sp_decode_suppress_copies(sp_decode *d, bool suppress) {
+    d->suppressed = suppress;
+}
 
 // Two values from each 32 bits: sign and fraction random, between 2^-7 and 1.
 __global__ void random_kernel(uint4 *out, int64_t n, uint64_t seed) {
@@ -143,13 +147,14 @@ OP sp_decode_randomise(sp_decode *d, uint64_t seed) {
     for (const Layer &l : d->layer) {
         int64_t slots = s.pairs() * l.stride * s.unit / 8;
         int64_t keys = (int64_t)s.batch * s.windows * s.kv_heads * s.d / 8;
-        int64_t partial = l.partial ? (int64_t)s.batch * s.blocks * s.block * s.kv_heads * d->a.channels / 8 : 0;
+        int64_t partial =
+            l.partial ? (int64_t)s.batch * s.blocks * s.block * s.kv_heads * d->a.channels / 8 : 0;
         random_kernel<<<1056, 256, 0, stream>>>((uint4 *)l.slots, slots, ++seed);
         random_kernel<<<1056, 256, 0, stream>>>((uint4 *)l.keys, keys, ++seed);
         if (partial) random_kernel<<<1056, 256, 0, stream>>>((uint4 *)l.partial, partial, ++seed);
         if (l.home && homes++ < d->pinned.size()) { // shared ones once
-            random_kernel<<<264, 256, 0, stream>>>((uint4 *)l.home, s.pairs() * (int64_t)s.blocks * s.unit / 8,
-                                                   ++seed);
+            random_kernel<<<264, 256, 0, stream>>>(
+                (uint4 *)l.home, s.pairs() * (int64_t)s.blocks * s.unit / 8, ++seed);
         }
         LAUNCHED("random", "%lld", (long long)slots);
     }

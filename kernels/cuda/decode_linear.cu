@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(WARPS * 32) linear_kernel(LinearArgs a) {
 #pragma unroll
             for (int y = 0; y < 4; y++) { // 8 lanes a row: whole lines of memory
                 int r = y * 4 + lane / 8, c = lane % 8;
-                ampere::copy_16(ampere::chunk_at<CHUNK>(to.w[i], r, c), w + r * ld + k + c * 8, true);
+                ampere::copy_16(ampere::chunk_at<CHUNK>(to.w[i], r, c), w + r * ld + k + c * 8,
+                                true);
             }
         }
     };
@@ -70,8 +71,8 @@ __global__ void __launch_bounds__(WARPS * 32) linear_kernel(LinearArgs a) {
         for (int y = 0; y < NT * 2; y++) {
             int r = y * 4 + lane / 8, c = lane % 8;
             bool valid = r < a.rows;
-            ampere::copy_16(ampere::chunk_at<CHUNK>(to.x, r, c), a.x + (valid ? r : 0) * a.x_ld + k + c * 8,
-                            valid);
+            ampere::copy_16(ampere::chunk_at<CHUNK>(to.x, r, c),
+                            a.x + (valid ? r : 0) * a.x_ld + k + c * 8, valid);
         }
     };
 
@@ -149,7 +150,8 @@ __global__ void __launch_bounds__(WARPS * 32) linear_kernel(LinearArgs a) {
 template <int NT, int MT, Epilogue E> static sp_status launch(sp_cuda *c, LinearArgs a) {
     auto kernel = linear_kernel<NT, MT, E>;
     size_t shared = sizeof(Shared<NT, MT>);
-    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     int per_sm = shared <= 110 << 10 ? 2 : 1;
     a.tiles = (int)ceil_div(a.n, E == SWIGLU ? TILE_ROWS : MT * TILE_ROWS);
     CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)std::min(a.tiles, per_sm * c->sms)),
@@ -163,10 +165,12 @@ template <Epilogue E> static sp_status launch_rows(sp_cuda *c, const LinearArgs 
     if (a.rows > 16) return launch<4, 2, E>(c, a);
     if (a.rows > 8) return launch<2, 2, E>(c, a);
     if (a.rows > 4 || E == SWIGLU) return launch<1, 2, E>(c, a);
-    return launch<1, E == SWIGLU ? 2 : 1, E>(c, a);
+    return launch < 1, E == SWIGLU ? 2 : 1, E > (c, a);
 }
 
-static bool aligned(sp_tensor t) { return ((uintptr_t)t.data & 15) == 0 && t.ld % 8 == 0; }
+static bool aligned(sp_tensor t) {
+    return ((uintptr_t)t.data & 15) == 0 && t.ld % 8 == 0;
+}
 
 // Whether there is a kernel for the shape; else cuBLASLt does it.
 bool decode::streams(sp_tensor x, sp_tensor w0, sp_tensor w1, Epilogue e) {

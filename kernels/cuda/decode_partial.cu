@@ -8,7 +8,8 @@ enum { CHANNELS = 32 };
 
 // One warp a (sequence, head); a lane a channel.
 __global__ void __launch_bounds__(32)
-    project_queries_kernel(Shape s, Layer l, const bf16 *q, int64_t q_ld, bf16 *out, int64_t out_ld) {
+    project_queries_kernel(Shape s, Layer l, const bf16 *q, int64_t q_ld, bf16 *out,
+                           int64_t out_ld) {
     int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads, c = threadIdx.x;
     const bf16 *row = q + b * q_ld + (int64_t)h * s.group * s.d;
     const float *m = l.projection + (int64_t)h * s.d * CHANNELS + c;

@@ -161,8 +161,9 @@ __device__ void assign(const Shape &s, const Layer &l, int p, int qb, bool fresh
     int m = w.misses;
     // Never used: -1, the largest key; used now: 0, out of the question.
     choose(
-        s.slots, m, [=](int i) { return used[i] == step ? 0u : 0xfffffffeu - (uint32_t)(used[i] + 1); },
-        take, equal, w.cut);
+        s.slots, m,
+        [=](int i) { return used[i] == step ? 0u : 0xfffffffeu - (uint32_t)(used[i] + 1); }, take,
+        equal, w.cut);
     if (m > 0) enumerate(take, words, victim, w.cut);
     bool copy_last = m > 0 && !(fresh && list[missing[m - 1]] == qb); // the new block has no copy
     int copies = m > 0 ? m - !copy_last : 0;
@@ -180,8 +181,8 @@ __device__ void assign(const Shape &s, const Layer &l, int p, int qb, bool fresh
         used[slot] = step;
         slot_list[missing[i]] = slot;
         if (i < copies)
-            l.queue->item[w.base + i] = make_uint2((uint32_t)(p * s.blocks + block),
-                                                   (uint32_t)(p * s.slots + slot));
+            l.queue->item[w.base + i] =
+                make_uint2((uint32_t)(p * s.blocks + block), (uint32_t)(p * s.slots + slot));
     }
 }
 
@@ -191,8 +192,7 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
     uint32_t *key = (uint32_t *)(&w + 1);
     int most = s.blocks > s.slots ? s.blocks : s.slots, max_words = (most + 31) / 32;
     uint32_t *take = key + s.blocks, *equal = take + max_words;
-    int32_t *list = (int32_t *)(equal + max_words), *missing = list + s.k,
-            *victim = missing + s.k;
+    int32_t *list = (int32_t *)(equal + max_words), *missing = list + s.k, *victim = missing + s.k;
     int t = threadIdx.x, pos = s.position[p / s.kv_heads], qb = pos / s.block, nb = qb + 1;
     int words = (nb + 31) / 32;
     int local0 = qb - s.local > 0 ? qb - s.local : 0, init = s.init < local0 ? s.init : local0;
@@ -222,15 +222,18 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
         if (fresh > candidates - member) fresh = candidates - member;
         int stay = room - fresh < member ? room - fresh : member;
         fresh = room - stay; // the first list has no predecessor
-        uint64_t salt = mix64(syn.seed + ((uint64_t)layer << 48) + ((uint64_t)p << 32) + (uint32_t)step);
+        uint64_t salt =
+            mix64(syn.seed + ((uint64_t)layer << 48) + ((uint64_t)p << 32) + (uint32_t)step);
         for (int b = t; b < nb; b += THREADS) // a hash, never 0; its lowest bit: was a member
-            key[b] = ((uint32_t)mix64(salt + (uint64_t)b * 0x9e3779b97f4a7c15ull) | 2u) & ~1u | key[b];
+            key[b] =
+                ((uint32_t)mix64(salt + (uint64_t)b * 0x9e3779b97f4a7c15ull) | 2u) & ~1u | key[b];
         __syncthreads();
         choose(
             nb, stay, [=](int b) { return key[b] & 1 ? key[b] : 0u; }, take, equal, w.cut);
         choose(
-            nb, fresh, [=](int b) { return !(key[b] & 1) && b >= init && b < local0 ? key[b] : 0u; },
-            take, equal, w.cut);
+            nb, fresh,
+            [=](int b) { return !(key[b] & 1) && b >= init && b < local0 ? key[b] : 0u; }, take,
+            equal, w.cut);
     } else {
         for (int b = t; b < nb; b += THREADS)
             key[b] = b >= init && b < local0 ? ordered(score[b]) : 0;
@@ -362,7 +365,8 @@ __global__ void __launch_bounds__(THREADS)
         cut_and_assign(s, a.l, a.syn, a.layer, p, a.scores + (int64_t)p * s.blocks, shared);
 }
 
-// ---- the original selector: softmax of every head over all windows, then the sum of the heads ----
+// ---- the original selector: softmax of every head over all windows, then the sum of the heads
+// ----
 
 enum { LOGIT_WINDOWS = 128, LOGIT_WARPS = 4 };
 
@@ -537,8 +541,7 @@ __global__ void __launch_bounds__(THREADS)
 // ---- host ---------------------------------------------------------------------------------------
 
 static SelectArgs select_args(sp_decode *d, int64_t layer) {
-    return {d->shape,  layer_of(d, layer), d->synthetic, (int)layer,
-            d->scores, d->arrived};
+    return {d->shape, layer_of(d, layer), d->synthetic, (int)layer, d->scores, d->arrived};
 }
 
 template <class Kernel>
@@ -551,8 +554,12 @@ static sp_status prepare(sp_decode *d, Kernel kernel, dim3 *grid, size_t *shared
     return SP_OK;
 }
 
-size_t decode::select_shared(const Shape &s) { return work_bytes(s); }
-int decode::logit_parts(const Shape &s) { return (int)ceil_div(s.windows, LOGIT_WINDOWS); }
+size_t decode::select_shared(const Shape &s) {
+    return work_bytes(s);
+}
+int decode::logit_parts(const Shape &s) {
+    return (int)ceil_div(s.windows, LOGIT_WINDOWS);
+}
 
 OP sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f) {
     auto kernel = d->shape.d == 128 ? select_forecast_kernel<128> : select_forecast_kernel<64>;

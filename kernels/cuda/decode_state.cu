@@ -41,8 +41,8 @@ static int64_t packed_blocks(const Shape &s) { // about 32 MiB at once
 }
 
 struct Sizes { // bytes of each allocation
-    int64_t slots, whole, keys, partial, projection, slot_map, block_map, list, queue, scores, logits, parts,
-        out, ml, packed, sums, home, importance, order;
+    int64_t slots, whole, keys, partial, projection, slot_map, block_map, list, queue, scores,
+        logits, parts, out, ml, packed, sums, home, importance, order;
 };
 
 static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
@@ -86,7 +86,8 @@ extern "C" void sp_decode_predict(const sp_decode_args *a, sp_decode_bytes *out)
     out->resident = a->resident * z.whole;
     out->compressed = a->layers * z.keys;
     out->partial = a->layers * (z.partial + z.projection);
-    out->maps = away * (2 * z.slot_map + z.block_map) + a->layers * (2 * z.list + z.queue + COUNTERS * 8 + z.importance);
+    out->maps = away * (2 * z.slot_map + z.block_map) +
+                a->layers * (2 * z.list + z.queue + COUNTERS * 8 + z.importance);
     out->workspace = z.scores + z.order + z.logits + z.parts + z.out + z.ml + z.packed + z.sums +
                      s.pairs() * 4 + s.batch * 8 + 4;
     out->home = homes(a) * z.home;
@@ -122,7 +123,8 @@ sp_status decode::take(sp_decode *d, int64_t bytes, const char *what, int64_t *a
 sp_status decode::pin(int64_t bytes, uint8_t **host, void **device) {
     void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return sp_error(SP_ENVIRONMENT, "no memory for %.2f GiB of key/value blocks on the host: %s",
+        return sp_error(SP_ENVIRONMENT,
+                        "no memory for %.2f GiB of key/value blocks on the host: %s",
                         (double)bytes / 0x1p30, strerror(errno));
     madvise(p, (size_t)bytes, MADV_HUGEPAGE); // a hint
     int n = (int)std::min<int64_t>(std::max(1u, std::thread::hardware_concurrency()),
@@ -135,7 +137,8 @@ sp_status decode::pin(int64_t bytes, uint8_t **host, void **device) {
                 ((volatile uint8_t *)p)[x] = 0;
         });
     for (std::thread &t : threads) t.join();
-    cudaError_t e = cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    cudaError_t e =
+        cudaHostRegister(p, (size_t)bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
     if (e == cudaSuccess) e = cudaHostGetDevicePointer(device, p, 0);
     if (e != cudaSuccess) {
         munmap(p, (size_t)bytes);
@@ -161,7 +164,8 @@ static sp_status check(const sp_decode_args *a) {
     const sp_selection *s = &a->selection;
     int64_t G = a->heads.kv_heads > 0 ? a->heads.q_heads / a->heads.kv_heads : 0;
     if (a->heads.head_dim != 64 && a->heads.head_dim != 128)
-        return sp_error(SP_ENVIRONMENT, "decode on CUDA has kernels for heads of 64 and 128, not %lld",
+        return sp_error(SP_ENVIRONMENT,
+                        "decode on CUDA has kernels for heads of 64 and 128, not %lld",
                         (long long)a->heads.head_dim);
     if (G < 1 || G > MAX_GROUP)
         return sp_error(SP_ENVIRONMENT,
@@ -194,8 +198,8 @@ static sp_status check(const sp_decode_args *a) {
     if (a->channels != 0 && a->channels != 32)
         return sp_error(SP_ENVIRONMENT, "partial keys have 32 channels, not %lld",
                         (long long)a->channels);
-    int64_t units = a->batch * a->heads.kv_heads *
-                    std::max(a->slots, ceil_div(a->max_tokens, s->block));
+    int64_t units =
+        a->batch * a->heads.kv_heads * std::max(a->slots, ceil_div(a->max_tokens, s->block));
     if (a->batch < 1 || a->max_tokens < 1 || a->max_tokens > 1 << 30 || units > UINT32_MAX)
         return sp_error(SP_BAD_INPUT, "a batch of %lld sequences of %lld tokens is out of range",
                         (long long)a->batch, (long long)a->max_tokens);
@@ -281,7 +285,8 @@ static sp_status allocate(sp_decode *d) {
 OP sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out) {
     *out = NULL;
     if (strcmp(be->name, "cuda") != 0)
-        return sp_error(SP_ENVIRONMENT, "decode with slots needs the CUDA backend, not '%s'", be->name);
+        return sp_error(SP_ENVIRONMENT, "decode with slots needs the CUDA backend, not '%s'",
+                        be->name);
     SP_TRY(check(a));
     sp_decode *d = new (std::nothrow) sp_decode();
     if (!d) return sp_error(SP_ENVIRONMENT, "out of memory");
@@ -293,8 +298,9 @@ OP sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out) {
     if (select_shared(d->shape) > 200 << 10) {
         int blocks = d->shape.blocks;
         delete d;
-        return sp_error(SP_ENVIRONMENT, "%d blocks and %lld slots are more than a selection on CUDA "
-                                        "can hold; shorten the sequences",
+        return sp_error(SP_ENVIRONMENT,
+                        "%d blocks and %lld slots are more than a selection on CUDA "
+                        "can hold; shorten the sequences",
                         blocks, (long long)a->slots);
     }
     sp_status st = allocate(d);
@@ -326,7 +332,9 @@ extern "C" void sp_decode_close(sp_decode *d) {
     delete d;
 }
 
-extern "C" void sp_decode_allocated(const sp_decode *d, sp_decode_bytes *out) { *out = d->bytes; }
+extern "C" void sp_decode_allocated(const sp_decode *d, sp_decode_bytes *out) {
+    *out = d->bytes;
+}
 
 // ---- positions and tokens -----------------------------------------------------------------------
 
@@ -345,15 +353,16 @@ OP sp_decode_set(sp_decode *d, int64_t b, int64_t tokens, int32_t next) {
 OP sp_decode_set_next(sp_decode *d, const int32_t *next) {
     CUDA_TRY(cudaStreamSynchronize(d->c->stream)); // an earlier upload may still read the buffer
     memcpy(d->staging, next, (size_t)d->shape.batch * 4);
-    CUDA_TRY(cudaMemcpyAsync(d->next, d->staging, (size_t)d->shape.batch * 4, cudaMemcpyHostToDevice,
-                             d->c->stream));
+    CUDA_TRY(cudaMemcpyAsync(d->next, d->staging, (size_t)d->shape.batch * 4,
+                             cudaMemcpyHostToDevice, d->c->stream));
     return SP_OK;
 }
 
 OP sp_decode_get(sp_decode *d, int32_t *positions, int32_t *next) {
     size_t bytes = (size_t)d->shape.batch * 4;
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
-    if (positions) CUDA_TRY(cudaMemcpy(positions, d->shape.position, bytes, cudaMemcpyDeviceToHost));
+    if (positions)
+        CUDA_TRY(cudaMemcpy(positions, d->shape.position, bytes, cudaMemcpyDeviceToHost));
     if (next) CUDA_TRY(cudaMemcpy(next, d->next, bytes, cudaMemcpyDeviceToHost));
     return SP_OK;
 }
@@ -361,7 +370,12 @@ OP sp_decode_get(sp_decode *d, int32_t *positions, int32_t *next) {
 // ---- hand-over ----------------------------------------------------------------------------------
 
 static sp_tensor view(sp_decode *d, void *data, int64_t rows, int64_t cols) {
-    return {.backend = &d->c->base, .data = data, .dtype = SP_BF16, .rows = rows, .cols = cols, .ld = cols};
+    return {.backend = &d->c->base,
+            .data = data,
+            .dtype = SP_BF16,
+            .rows = rows,
+            .cols = cols,
+            .ld = cols};
 }
 
 extern "C" sp_tensor sp_decode_compressed(sp_decode *d, int64_t layer, int64_t b) {
@@ -384,8 +398,13 @@ struct Rows { // of a hand-over; cis may be NULL
 };
 
 static Rows rows_of(sp_tensor k, sp_tensor v, sp_tensor cis, int64_t first, int64_t n) {
-    return {(const bf16 *)k.data + first * k.ld, (const bf16 *)v.data + first * v.ld, k.ld, v.ld,
-            cis.data ? (const float *)cis.data + first : NULL, cis.ld, n};
+    return {(const bf16 *)k.data + first * k.ld,
+            (const bf16 *)v.data + first * v.ld,
+            k.ld,
+            v.ld,
+            cis.data ? (const float *)cis.data + first : NULL,
+            cis.ld,
+            n};
 }
 
 // Rows of tokens become units: block blockIdx.x of head blockIdx.y. Rows beyond n are zero.
@@ -438,7 +457,8 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
     if (l.partial) SP_TRY(project_keys(d, layer, b, pos0, k));
     if (resident(l)) {
         pack_kernel<<<dim3((unsigned)blocks, (unsigned)s.kv_heads), 256, 0, d->c->stream>>>(
-            s, rows_of(k, v, cis, 0, k.rows), l.slots + (pair0 * s.blocks + first) * s.unit, s.blocks);
+            s, rows_of(k, v, cis, 0, k.rows), l.slots + (pair0 * s.blocks + first) * s.unit,
+            s.blocks);
         LAUNCHED("pack", "%lld blocks", (long long)blocks);
         return SP_OK;
     }
@@ -453,9 +473,10 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
         CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
         CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
         for (int64_t h = 0; h < s.kv_heads; h++)
-            CUDA_TRY(cudaMemcpyAsync(
-                d->home_host[(size_t)layer] + ((pair0 + h) * s.blocks + first + at) * s.unit * 2,
-                packed + h * n * s.unit, (size_t)(n * s.unit * 2), cudaMemcpyDeviceToHost, d->side));
+            CUDA_TRY(cudaMemcpyAsync(d->home_host[(size_t)layer] +
+                                         ((pair0 + h) * s.blocks + first + at) * s.unit * 2,
+                                     packed + h * n * s.unit, (size_t)(n * s.unit * 2),
+                                     cudaMemcpyDeviceToHost, d->side));
         CUDA_TRY(cudaEventRecord(d->sent[turn], d->side));
     }
     return SP_OK;
@@ -512,7 +533,8 @@ OP sp_decode_fill(sp_decode *d, int64_t layer, int64_t b, sp_tensor k, sp_tensor
     if (s.cis) SP_TRY(fill_importance(d, l, b, cis, tokens));
     if (!resident(l)) {
         int64_t pair0 = b * s.kv_heads;
-        size_t slots = (size_t)(s.kv_heads * s.slots) * 4, blocks = (size_t)(s.kv_heads * s.blocks) * 4;
+        size_t slots = (size_t)(s.kv_heads * s.slots) * 4,
+               blocks = (size_t)(s.kv_heads * s.blocks) * 4;
         CUDA_TRY(cudaMemsetAsync(l.slot_block + pair0 * s.slots, 0xff, slots, d->c->stream));
         CUDA_TRY(cudaMemsetAsync(l.used + pair0 * s.slots, 0xff, slots, d->c->stream));
         CUDA_TRY(cudaMemsetAsync(l.block_slot + pair0 * s.blocks, 0xff, blocks, d->c->stream));

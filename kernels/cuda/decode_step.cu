@@ -31,9 +31,9 @@ __device__ __forceinline__ bf16 *unit_at(const Shape &s, const Layer &l, int p, 
     return l.slots + ((int64_t)p * l.stride + slot) * s.unit;
 }
 
-// The window that begins at `from` and ends with the token at `pos` is complete: its mean importance,
-// summed in the order of cis_blocks.cu, counts for its block and, if it is that block's last window,
-// for the next (training.md 5.1).
+// The window that begins at `from` and ends with the token at `pos` is complete: its mean
+// importance, summed in the order of cis_blocks.cu, counts for its block and, if it is that block's
+// last window, for the next (training.md 5.1).
 __device__ __forceinline__ void add_window(const Shape &s, const Layer &l, int p, int from, int pos,
                                            float last) {
     __shared__ float recent[128];
@@ -59,7 +59,8 @@ __device__ void append(const Shape &s, const Layer &l, int p, const bf16 *k_row,
                        float importance, bool compress, bool store) {
     int b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b], from = pos + 1 - s.window;
     if (compress && from >= 0 && from % s.stride == 0) {
-        bf16 *out = l.keys + ((int64_t)b * s.windows + from / s.stride) * s.kv_heads * s.d + h * s.d;
+        bf16 *out =
+            l.keys + ((int64_t)b * s.windows + from / s.stride) * s.kv_heads * s.d + h * s.d;
         for (int x = threadIdx.x; x < s.d; x += blockDim.x) {
             float sum = 0;
             for (int t = from; t < pos; t++) {
@@ -166,8 +167,17 @@ OP sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin) {
     if (sin.ld != cos.ld)
         return sp_error(SP_ENVIRONMENT, "broken contract in rope: tables of different strides");
     return rotate(d,
-                  {d->shape, {}, (bf16 *)x.data, x.ld, (int)(x.cols / d->shape.d), 0, 0,
-                   (const float *)cos.data, (const float *)sin.data, cos.ld, false},
+                  {d->shape,
+                   {},
+                   (bf16 *)x.data,
+                   x.ld,
+                   (int)(x.cols / d->shape.d),
+                   0,
+                   0,
+                   (const float *)cos.data,
+                   (const float *)sin.data,
+                   cos.ld,
+                   false},
                   x.rows);
 }
 
@@ -179,8 +189,8 @@ OP sp_decode_rope_append(sp_decode *d, int64_t layer, sp_tensor qkvf, sp_tensor 
         return sp_error(SP_ENVIRONMENT, "broken contract in rope_append: %d heads", heads);
     return rotate(d,
                   {s, layer_of(d, layer), (bf16 *)qkvf.data, qkvf.ld, qk, s.kv_heads,
-                   heads - qk - s.kv_heads, (const float *)cos.data, (const float *)sin.data, cos.ld,
-                   append},
+                   heads - qk - s.kv_heads, (const float *)cos.data, (const float *)sin.data,
+                   cos.ld, append},
                   qkvf.rows);
 }
 

@@ -1,6 +1,6 @@
-// When things happen in a step (decode.h, sp_decode_note): one thread writes the device's clock, which
-// both streams and every multiprocessor share, at its place in a stream. It ticks once a microsecond
-// or faster.
+// When things happen in a step (decode.h, sp_decode_note): one thread writes the device's clock,
+// which both streams and every multiprocessor share, at its place in a stream. It ticks once a
+// microsecond or faster.
 #include "kernels/cuda/decode.cuh"
 
 using namespace decode;

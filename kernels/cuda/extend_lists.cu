@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(WARPS * 32)
     int64_t r = unit / kv_heads;
     int h = (int)(unit % kv_heads);
     int64_t qb = (i0 + r) / block;
-    const int32_t *few = shortlist + r * short_ld + (int64_t)h * k1, *by_rank = order + h * order_ld;
+    const int32_t *few = shortlist + r * short_ld + (int64_t)h * k1,
+                  *by_rank = order + h * order_ld;
     int32_t *list = lists + r * lists_ld + (int64_t)h * k;
 
     for (int w = lane; w < words; w += 32) bits[w] = 0;
@@ -63,10 +64,10 @@ OP sp_cuda_extend_lists(int64_t block, int64_t kv_heads, sp_tensor shortlist, in
         return sp_error(SP_ENVIRONMENT, "extend_lists on CUDA holds at most %d blocks, not %lld",
                         (48 << 10) / 4 / WARPS * 32, (long long)order.cols);
     extend_kernel<<<(unsigned)ceil_div(lists.rows * kv_heads, WARPS), WARPS * 32, shared,
-                    c->stream>>>(
-        block, (int)kv_heads, (const int32_t *)shortlist.data, shortlist.ld,
-        (int)(shortlist.cols / kv_heads), i0, lists.rows, (const int32_t *)order.data, order.ld,
-        (int)order.cols, (int32_t *)lists.data, lists.ld, (int)(lists.cols / kv_heads));
+                    c->stream>>>(block, (int)kv_heads, (const int32_t *)shortlist.data,
+                                 shortlist.ld, (int)(shortlist.cols / kv_heads), i0, lists.rows,
+                                 (const int32_t *)order.data, order.ld, (int)order.cols,
+                                 (int32_t *)lists.data, lists.ld, (int)(lists.cols / kv_heads));
     LAUNCHED("extend_lists", "%lld rows, %lld blocks", (long long)lists.rows,
              (long long)order.cols);
     return SP_OK;

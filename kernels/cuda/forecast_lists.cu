@@ -1,5 +1,5 @@
-// Block lists straight from Forecasts (inference.md 1.2): the fused Hopper kernel, or forecast_scores
-// and select_blocks over tiles of rows for the shapes it does not take.
+// Block lists straight from Forecasts (inference.md 1.2): the fused Hopper kernel, or
+// forecast_scores and select_blocks over tiles of rows for the shapes it does not take.
 #include "kernels/cuda/forecast_lists_sm90.cuh"
 
 #include <algorithm>

@@ -1,11 +1,11 @@
-// Block lists straight from Forecasts on Hopper (inference.md 1.2): scores, pooling, forcing and the
-// cut in one kernel. Scores of windows exist in registers only; scores of blocks for 64 queries at
-// a time, in a piece of memory that each thread block uses again and again.
+// Block lists straight from Forecasts on Hopper (inference.md 1.2): scores, pooling, forcing and
+// the cut in one kernel. Scores of windows exist in registers only; scores of blocks for 64 queries
+// at a time, in a piece of memory that each thread block uses again and again.
 //
 // A thread block takes (64 queries, KV head) items, the longest rows first. One producer warp feeds
 // tiles of 64 compressed keys through TMA; a warpgroup multiplies, pools, and writes block scores;
-// then each warp selects for its own 16 rows. Four thread blocks share a multiprocessor, so that one
-// multiplies while others select, which takes most of the time.
+// then each warp selects for its own 16 rows. Four thread blocks share a multiprocessor, so that
+// one multiplies while others select, which takes most of the time.
 //
 // Keys are copied first, with the rows of every tile permuted: row 8j + 2l + e holds key
 // 16l + 2j + e. wgmma hands lane l of a quad columns 8j+2l and 8j+2l+1, so each lane then has 16
@@ -94,7 +94,7 @@ __device__ __forceinline__ void pool(const float (&s)[KEYS / 2], int half, int f
 // copy of this long code serves all kernels.
 template <int MAX>
 __device__ __noinline__ void choose(const Params &p, int row, int head, const float *scores,
-                                       int written) {
+                                    int written) {
     int qb = (int)((p.i0 + row) / p.rule.block), lane = threadIdx.x & 31;
     // From qb + 2 on no block has a visible window; those blocks could only take places in vain.
     int blocks = min(p.nb, qb + 2), init = (int)p.rule.init, local = (int)p.rule.local;

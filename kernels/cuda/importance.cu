@@ -1,5 +1,5 @@
-// Importance of deployed windows (training.md 4.1, 4.3): the kernels of importance_sm90.cuh on Hopper,
-// of importance_sm80.cuh elsewhere, for head sizes 64 and 128 and power-of-two alignment.
+// Importance of deployed windows (training.md 4.1, 4.3): the kernels of importance_sm90.cuh on
+// Hopper, of importance_sm80.cuh elsewhere, for head sizes 64 and 128 and power-of-two alignment.
 #include "kernels/cuda/cuda.cuh"
 #include "kernels/cuda/importance_sm80.cuh"
 #include "kernels/cuda/importance_sm90.cuh"
@@ -16,7 +16,8 @@ struct Launch {
 };
 
 template <class Kernel> static sp_status allow(Kernel kernel, size_t shared) {
-    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     return SP_OK;
 }
 

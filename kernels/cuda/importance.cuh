@@ -1,5 +1,5 @@
-// What both teacher kernels share (training.md 4.1, 4.3): log2-sum-exp of the rows, probabilities, and
-// pooling onto the deployed grid, on the accumulators of a tensor core product.
+// What both teacher kernels share (training.md 4.1, 4.3): log2-sum-exp of the rows, probabilities,
+// and pooling onto the deployed grid, on the accumulators of a tensor core product.
 #pragma once
 
 #include "kernels/cuda/tensor_core.cuh"
@@ -98,8 +98,8 @@ template <bool MEAN> __device__ __forceinline__ void join_global(float *at, floa
         atomicMax((int *)at, __float_as_int(v)); // v >= 0
 }
 
-// Pools one row's 128 group sums (2 per 8-column group in this thread) over windows of RHO+1 columns
-// starting one before a multiple of RHO, and writes the cells (training.md 4.3).
+// Pools one row's 128 group sums (2 per 8-column group in this thread) over windows of RHO+1
+// columns starting one before a multiple of RHO, and writes the cells (training.md 4.3).
 template <int RHO, bool MEAN>
 __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *out, int key0,
                                          int n_d, bool write) {
@@ -115,8 +115,8 @@ __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *
             }
         return;
     }
-    constexpr int GROUPS = RHO > 8 ? RHO / 8 : 1;       // 8-column groups per cell
-    constexpr int LANES = RHO >= 8 ? 4 : RHO > 1 ? RHO / 2 : 1;       // lanes per cell
+    constexpr int GROUPS = RHO > 8 ? RHO / 8 : 1;               // 8-column groups per cell
+    constexpr int LANES = RHO >= 8 ? 4 : RHO > 1 ? RHO / 2 : 1; // lanes per cell
     constexpr int PREV_EVERY = GROUPS;
 #pragma unroll
     for (int g = 0; g < 16 / GROUPS; g++) {
@@ -143,7 +143,8 @@ __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *
         }
     }
     int a = (key0 + 128) / RHO; // our last column belongs to the next tile's first cell too
-    if (lane == 3 && write && a < n_d) join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
+    if (lane == 3 && write && a < n_d)
+        join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
 }
 
 __device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&s)[64], float scale,
@@ -159,7 +160,8 @@ __device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&
             }
 }
 
-// The end of a tile: P[16 x 128] from window key0 on, of the rows `row` and `row` + 8 of KV head kv.
+// The end of a tile: P[16 x 128] from window key0 on, of the rows `row` and `row` + 8 of KV head
+// kv.
 template <int RHO, bool MEAN>
 __device__ __forceinline__ void store_pooled(float (&P)[64], const Params &p, int row,
                                              const int (&vis)[2], int kv, int key0) {
@@ -174,7 +176,8 @@ __device__ __forceinline__ void store_pooled(float (&P)[64], const Params &p, in
                     if (key0 + 8 * j + c + e >= vis[half]) P[4 * j + 2 * half + e] = 0;
         }
         bool exists = row + 8 * half < p.rows;
-        float *out = p.out + (int64_t)(exists ? row + 8 * half : 0) * p.out_ld + (int64_t)kv * p.n_d;
+        float *out =
+            p.out + (int64_t)(exists ? row + 8 * half : 0) * p.out_ld + (int64_t)kv * p.n_d;
         pool_row<RHO, MEAN>(P, half, out, key0, p.n_d, exists);
     }
 }

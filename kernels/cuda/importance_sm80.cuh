@@ -11,8 +11,8 @@ using namespace ampere;
 using namespace importance;
 
 constexpr int THREADS = 128, ROWS = 64, KEYS = 128;
-template <int D> constexpr size_t LSE_SMEM = 2 * D * (ROWS + 2 * KEYS); // bytes
-template <int D> constexpr size_t IMPORTANCE_SMEM = 2 * D * (2 * ROWS + KEYS);
+template <int D> constexpr size_t LSE_SMEM = 2 * D *(ROWS + 2 * KEYS); // bytes
+template <int D> constexpr size_t IMPORTANCE_SMEM = 2 * D *(2 * ROWS + KEYS);
 
 struct Operands {
     const __nv_bfloat16 *q, *k; // [R][ld], heads side by side; [n][ld]
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(THREADS) lse_kernel(const Operands x, const Pa
         __syncthreads();
         if (t == 0)
 #pragma unroll
-            for (int step = 0; step < D / 16; step++) left_fragment<D>(q[step], q_tile, warp * 16, step);
+            for (int step = 0; step < D / 16; step++)
+                left_fragment<D>(q[step], q_tile, warp * 16, step);
         float s[64] = {};
 #pragma unroll
         for (int step = 0; step < D / 16; step++)

@@ -50,11 +50,10 @@ __device__ __forceinline__ void multiply(float (&s)[64], const __nv_bfloat16 *q,
 // One key tile: the product of the second query tile runs while the first is exponentiated, and the
 // next key tile's first product while the second is. Straight-line on purpose.
 template <int D, bool MASK, bool MORE, class Tile, class Await, class Release>
-__device__ __forceinline__ void lse_step(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b,
-                                         const __nv_bfloat16 *qa, const __nv_bfloat16 *qb,
-                                         float scale, int it, const int (&vis_a)[2],
-                                         const int (&vis_b)[2], Tile key_tile, Await await,
-                                         Release release) {
+__device__ __forceinline__ void
+lse_step(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b, const __nv_bfloat16 *qa,
+         const __nv_bfloat16 *qb, float scale, int it, const int (&vis_a)[2], const int (&vis_b)[2],
+         Tile key_tile, Await await, Release release) {
     constexpr int KEYS = Lse<D>::KEYS;
     multiply<D>(sb, qb, 64 * 64, key_tile(it), KEYS * 64);
     wgmma_wait<1>();
@@ -73,21 +72,21 @@ __device__ __forceinline__ void lse_step(float (&sa)[64], float (&sb)[64], RowSt
 }
 
 template <int D, bool MASK, class Tile, class Await, class Release>
-__device__ __forceinline__ void lse_run(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b,
-                                        const __nv_bfloat16 *qa, const __nv_bfloat16 *qb,
-                                        float scale, int begin, int end, const int (&vis_a)[2],
-                                        const int (&vis_b)[2], Tile key_tile, Await await,
-                                        Release release, bool odd) {
+__device__ __forceinline__ void
+lse_run(float (&sa)[64], float (&sb)[64], RowState &a, RowState &b, const __nv_bfloat16 *qa,
+        const __nv_bfloat16 *qb, float scale, int begin, int end, const int (&vis_a)[2],
+        const int (&vis_b)[2], Tile key_tile, Await await, Release release, bool odd) {
     if (begin >= end) return;
     await(begin);
     multiply<D>(sa, qa, 64 * 64, key_tile(begin), Lse<D>::KEYS * 64);
     for (int it = begin; it < end - 1; it++)
-        lse_step<D, MASK, true>(sa, sb, a, b, qa, qb, scale, it, vis_a, vis_b, key_tile, await, release);
-    // ptxas 13.0 serialises every product (C7514) unless the loop may end in two ways; `odd` is never
-    // true: a block always has both query tiles.
+        lse_step<D, MASK, true>(sa, sb, a, b, qa, qb, scale, it, vis_a, vis_b, key_tile, await,
+                                release);
+    // ptxas 13.0 serialises every product (C7514) unless the loop may end in two ways; `odd` is
+    // never true: a block always has both query tiles.
     if (!odd) {
-        lse_step<D, MASK, false>(sa, sb, a, b, qa, qb, scale, end - 1, vis_a, vis_b, key_tile, await,
-                                 release);
+        lse_step<D, MASK, false>(sa, sb, a, b, qa, qb, scale, end - 1, vis_a, vis_b, key_tile,
+                                 await, release);
     } else {
         wgmma_wait<0>();
         pin(sa);
@@ -159,8 +158,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         };
         // The products are drained between the two runs: a loop entered with one in flight would
         // make the compiler serialise them all.
-        lse_run<D, false>(sa, sb, a, b, qa, qb, p.scale_log2, 0, clear, vis_a, vis_b, key_tile, await, release, p.rows < 0);
-        lse_run<D, true>(sa, sb, a, b, qa, qb, p.scale_log2, clear, tiles, vis_a, vis_b, key_tile, await, release, p.rows < 0);
+        lse_run<D, false>(sa, sb, a, b, qa, qb, p.scale_log2, 0, clear, vis_a, vis_b, key_tile,
+                          await, release, p.rows < 0);
+        lse_run<D, true>(sa, sb, a, b, qa, qb, p.scale_log2, clear, tiles, vis_a, vis_b, key_tile,
+                         await, release, p.rows < 0);
         store_lse(p, a, head, row_a);
         store_lse(p, b, head, row_b);
     }
@@ -223,8 +224,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 for (int w = 0; w < CONSUMERS; w++)
                     for (int b = 0; b < L::BOXES; b++)
                         tma_load_2d(k_smem + kb * L::K_TILE + w * L::K_PART + b * 128 * 64, &c_map,
-                                    k_full + kb, kv * D + 64 * b,
-                                    (tile0 + t) * L::KEYS + 128 * w);
+                                    k_full + kb, kv * D + 64 * b, (tile0 + t) * L::KEYS + 128 * w);
                 for (int a = 0; a < G; a++, step++) {
                     int s = step % L::STAGES;
                     if (step >= L::STAGES) barrier_wait(q_empty + s, (step / L::STAGES - 1) & 1);
@@ -262,9 +262,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             head_lse += p.rows;
             add_probabilities(P, s, p.scale_log2, l);
         };
-        auto keys = [&](int t) {
-            return k_smem + (t & 1) * L::K_TILE + group * L::K_PART;
-        };
+        auto keys = [&](int t) { return k_smem + (t & 1) * L::K_TILE + group * L::K_PART; };
         auto await_keys = [&](int t) { barrier_wait(k_full + (t & 1), (t / 2) & 1); };
         bool even = G % 2 == 0;
         await_keys(0);

@@ -170,22 +170,31 @@ OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor cks, sp_te
     float scale = (float)(1 / sqrt((double)d));
     for (int64_t h = 0; h < Hkv && columns; h++)
         SP_TRY(sp_cuda_matmul(c, R, columns, d, 1, (const bf16 *)f.data + h * d, f.ld,
-                              (const bf16 *)cks.data + h * d, cks.ld, false, 0, z + h * head, SP_F32,
-                              ld));
+                              (const bf16 *)cks.data + h * d, cks.ld, false, 0, z + h * head,
+                              SP_F32, ld));
     const sp_selection *s = &p->selection;
-    KlRule rule = {p->deployed.stride, n_d, s->block / p->deployed.stride, s->block, s->init_blocks,
-                   s->local_blocks, s->topk, Hkv, i0, scale, (float)p->weight,
+    KlRule rule = {p->deployed.stride,
+                   n_d,
+                   s->block / p->deployed.stride,
+                   s->block,
+                   s->init_blocks,
+                   s->local_blocks,
+                   s->topk,
+                   Hkv,
+                   i0,
+                   scale,
+                   (float)p->weight,
                    p->gradient == SP_KL_IDEAL};
     size_t shared = (size_t)(n_d / rule.per_block / 32 + 1) * 4;
     kl_kernel<<<dim3((unsigned)R, (unsigned)Hkv), THREADS, shared, c->stream>>>(
-        rule, z, g, ld, head, ld, (const float *)a.data, a.ld, (const int32_t *)lists.data, lists.ld,
-        (float *)row_loss.data, row_loss.ld, student_p ? (float *)student_p->data : NULL,
+        rule, z, g, ld, head, ld, (const float *)a.data, a.ld, (const int32_t *)lists.data,
+        lists.ld, (float *)row_loss.data, row_loss.ld, student_p ? (float *)student_p->data : NULL,
         student_p ? student_p->ld : 0, dz ? (float *)dz->data : NULL, dz ? dz->ld : 0);
     LAUNCHED("kl", "%lld rows, %lld windows, %lld heads of %lld", (long long)R, (long long)n_d,
              (long long)Hkv, (long long)d);
     for (int64_t h = 0; h < Hkv && columns; h++)
-        SP_TRY(sp_cuda_matmul(c, R, d, columns, scale, g + h * head, ld, (const bf16 *)cks.data + h * d,
-                              cks.ld, true, 0,
+        SP_TRY(sp_cuda_matmul(c, R, d, columns, scale, g + h * head, ld,
+                              (const bf16 *)cks.data + h * d, cks.ld, true, 0,
                               (char *)df.data + h * d * sp_dtype_size(df.dtype), df.dtype, df.ld));
     return SP_OK;
 }

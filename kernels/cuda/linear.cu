@@ -68,10 +68,9 @@ static sp_status fill_plan(sp_cuda *c, sp_matmul_plan *p) {
     uint32_t align = (uint32_t)s.alignment;
     cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                          &lt_workspace_bytes, sizeof lt_workspace_bytes);
-    for (auto attr : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+    for (auto attr :
+         {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         cublasLtMatmulPreferenceSetAttribute(pref, attr, &align, sizeof align);
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
@@ -127,16 +126,24 @@ sp_status sp_cuda_matmul(sp_cuda *c, int64_t M, int64_t N, int64_t K, float alph
                          int64_t lda, const void *b, int64_t ldb, bool b_is_kn, float beta, void *y,
                          sp_dtype y_type, int64_t ldy) {
     // column-major: y^T[N,M] = b[N,K] . a^T[K,M]
-    shape s = {N, M, K, ldb, lda, ldy, b_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N,
-               y_type == SP_F32 ? CUDA_R_32F : CUDA_R_16BF, alignment_of(a, b, y)};
+    shape s = {N,
+               M,
+               K,
+               ldb,
+               lda,
+               ldy,
+               b_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T,
+               CUBLAS_OP_N,
+               y_type == SP_F32 ? CUDA_R_32F : CUDA_R_16BF,
+               alignment_of(a, b, y)};
     return run(c, s, alpha, b, a, beta, y);
 }
 
 sp_status sp_cuda_matmul_tn(sp_cuda *c, int64_t N, int64_t K, int64_t T, const void *dy,
                             int64_t lddy, const void *x, int64_t ldx, float *g, int64_t ldg) {
     // column-major: g^T[K,N] = x^T[K,T] . dy[T,N]
-    shape s = {K, N, T, ldx, lddy, ldg, CUBLAS_OP_N, CUBLAS_OP_T, CUDA_R_32F,
-               alignment_of(dy, x, g)};
+    shape s = {K,   N,           T,           ldx,        lddy,
+               ldg, CUBLAS_OP_N, CUBLAS_OP_T, CUDA_R_32F, alignment_of(dy, x, g)};
     return run(c, s, 1, x, dy, 1, g);
 }
 
@@ -174,8 +181,8 @@ struct MatmulShape {
 static const MatmulShape ceiling_shapes[] = {{8192, 8192, 8192}, {32768, 8192, 4096}};
 static const int64_t ceiling_elements = 32768LL * 4096 + 8192LL * 4096 + 32768LL * 8192;
 
-// GFLOP/s of one shape: the best of seven bursts of about 10 ms with pauses in between, as products come
-// in a training step. Without pauses the card's power limit makes them a seventh slower.
+// GFLOP/s of one shape: the best of seven bursts of about 10 ms with pauses in between, as products
+// come in a training step. Without pauses the card's power limit makes them a seventh slower.
 static double matmul_rate(sp_cuda *c, bf16 *x, MatmulShape s, cudaEvent_t begin, cudaEvent_t end) {
     const int bursts = 7, each = 6;
     const struct timespec pause = {0, 20000000};
@@ -185,7 +192,8 @@ static double matmul_rate(sp_cuda *c, bf16 *x, MatmulShape s, cudaEvent_t begin,
         nanosleep(&pause, NULL);
         cudaEventRecord(begin, c->stream);
         for (int k = 0; k < each; k++)
-            if (sp_cuda_matmul(c, s.m, s.n, s.k, 1, x, s.k, w, s.k, false, 0, y, SP_BF16, s.n) != SP_OK)
+            if (sp_cuda_matmul(c, s.m, s.n, s.k, 1, x, s.k, w, s.k, false, 0, y, SP_BF16, s.n) !=
+                SP_OK)
                 return 0;
         cudaEventRecord(end, c->stream);
         float took = 0;
@@ -205,7 +213,8 @@ extern "C" double sp_cuda_matmul_rate(sp_backend *be) {
     if (cudaMalloc(&x, (size_t)ceiling_elements * 2) == cudaSuccess &&
         cudaEventCreate(&begin) == cudaSuccess && cudaEventCreate(&end) == cudaSuccess) {
         random_kernel<<<1024, 256, 0, c->stream>>>(x, ceiling_elements, 1);
-        for (MatmulShape s : ceiling_shapes) rate = std::max(rate, matmul_rate(c, x, s, begin, end));
+        for (MatmulShape s : ceiling_shapes)
+            rate = std::max(rate, matmul_rate(c, x, s, begin, end));
     }
     if (begin) cudaEventDestroy(begin);
     if (end) cudaEventDestroy(end);

@@ -20,8 +20,8 @@ __global__ void __launch_bounds__(THREADS)
 
 template <bool SQUARE> static sp_status sum_of(sp_tensor x, double *out) {
     sp_cuda *c = sp_cuda_of(x);
-    sum_kernel<SQUARE><<<BLOCKS, THREADS, 0, c->stream>>>((const float *)x.data, x.ld, x.rows,
-                                                          x.cols, c->sums);
+    sum_kernel<SQUARE>
+        <<<BLOCKS, THREADS, 0, c->stream>>>((const float *)x.data, x.ld, x.rows, x.cols, c->sums);
     LAUNCHED("sum", "[%lld, %lld]", (long long)x.rows, (long long)x.cols);
     CUDA_TRY(cudaMemcpyAsync(c->host_sums, c->sums, BLOCKS * sizeof(double), cudaMemcpyDeviceToHost,
                              c->stream));
@@ -31,8 +31,12 @@ template <bool SQUARE> static sp_status sum_of(sp_tensor x, double *out) {
     return SP_OK;
 }
 
-OP sp_cuda_sum(sp_tensor x, double *out) { return sum_of<false>(x, out); }
-OP sp_cuda_sum_squares(sp_tensor x, double *out) { return sum_of<true>(x, out); }
+OP sp_cuda_sum(sp_tensor x, double *out) {
+    return sum_of<false>(x, out);
+}
+OP sp_cuda_sum_squares(sp_tensor x, double *out) {
+    return sum_of<true>(x, out);
+}
 
 __global__ void scale_kernel(float *x, int64_t ld, int64_t rows, int64_t cols, float factor) {
     int64_t n = rows * cols;

@@ -37,13 +37,11 @@ OP sp_cuda_residual_add(sp_tensor h, sp_tensor branch, float factor) {
     int64_t n = h.rows * h.cols / (vector ? 8 : 1);
     unsigned grid = (unsigned)(ceil_div(n, 256) < 132 * 64 ? ceil_div(n, 256) : 132 * 64);
     if (vector)
-        residual_kernel_x8<<<grid, 256, 0, c->stream>>>((bf16 *)h.data, h.ld,
-                                                        (const bf16 *)branch.data, branch.ld,
-                                                        h.rows, h.cols / 8, factor);
+        residual_kernel_x8<<<grid, 256, 0, c->stream>>>(
+            (bf16 *)h.data, h.ld, (const bf16 *)branch.data, branch.ld, h.rows, h.cols / 8, factor);
     else
-        residual_kernel<<<grid, 256, 0, c->stream>>>((bf16 *)h.data, h.ld,
-                                                     (const bf16 *)branch.data, branch.ld, h.rows,
-                                                     h.cols, factor);
+        residual_kernel<<<grid, 256, 0, c->stream>>>(
+            (bf16 *)h.data, h.ld, (const bf16 *)branch.data, branch.ld, h.rows, h.cols, factor);
     LAUNCHED("residual_add", "[%lld, %lld]", (long long)h.rows, (long long)h.cols);
     return SP_OK;
 }

@@ -58,8 +58,9 @@ OP sp_cuda_rmsnorm(sp_tensor x, sp_tensor w, float eps, sp_tensor out) {
                   x.cols <= THREADS * HELD * 8 &&
                   (((uintptr_t)x.data | (uintptr_t)w.data | (uintptr_t)out.data) & 15) == 0;
     auto kernel = vector ? rmsnorm_kernel<true> : rmsnorm_kernel<false>;
-    CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)x.rows), dim3(THREADS), 0, (const bf16 *)x.data,
-                            x.ld, (const bf16 *)w.data, eps, (bf16 *)out.data, out.ld, x.cols));
+    CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)x.rows), dim3(THREADS), 0,
+                            (const bf16 *)x.data, x.ld, (const bf16 *)w.data, eps, (bf16 *)out.data,
+                            out.ld, x.cols));
     LAUNCHED("rmsnorm", "[%lld, %lld]", (long long)x.rows, (long long)x.cols);
     return SP_OK;
 }

@@ -2,11 +2,14 @@
 // (training.md 1.5). Works on bf16 and fp32 rows.
 #include "kernels/cuda/cuda.cuh"
 
-template <class T> __device__ __forceinline__ float get(const T &v) { return (float)v; }
+template <class T> __device__ __forceinline__ float get(const T &v) {
+    return (float)v;
+}
 
 template <class T>
-__global__ void rope_kernel(T *x, int64_t ld, int64_t rows, int64_t heads, int half, const float *cos,
-                            const float *sin, int64_t table_ld, int64_t pos0, float sign) {
+__global__ void rope_kernel(T *x, int64_t ld, int64_t rows, int64_t heads, int half,
+                            const float *cos, const float *sin, int64_t table_ld, int64_t pos0,
+                            float sign) {
     int64_t n = rows * heads * half;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.x + threadIdx.x; i < n;
          i += (int64_t)gridDim.x * blockDim.x) {
@@ -60,7 +63,8 @@ OP sp_cuda_rope(sp_tensor x, sp_tensor cos, sp_tensor sin, int64_t pos0, int64_t
     float sign = transpose ? -1.f : 1.f;
     const float *ct = (const float *)cos.data, *st = (const float *)sin.data;
     bool vector = x.dtype == SP_BF16 && half % 8 == 0 && x.ld % 8 == 0 && cos.ld % 4 == 0 &&
-                  sin.ld == cos.ld && (((uintptr_t)x.data | (uintptr_t)ct | (uintptr_t)st) & 15) == 0;
+                  sin.ld == cos.ld &&
+                  (((uintptr_t)x.data | (uintptr_t)ct | (uintptr_t)st) & 15) == 0;
     if (sin.ld != cos.ld)
         return sp_error(SP_ENVIRONMENT, "broken contract in rope: tables of different strides");
     int64_t n = x.rows * heads * half / (vector ? 8 : 1);

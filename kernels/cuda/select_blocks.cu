@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(THREADS)
             uint32_t want = last | 1u << bit;
             int count = 0;
             for (int b = threadIdx.x; b < nb; b += THREADS) count += key[b] >= want;
-            // counting in two steps: __syncthreads_count adds predicates only
+                // counting in two steps: __syncthreads_count adds predicates only
 #pragma unroll
             for (int m = 16; m; m /= 2) count += __shfl_xor_sync(~0u, count, m);
             if ((threadIdx.x & 31) == 0) warp_counts[threadIdx.x >> 5] = count;
@@ -115,8 +115,10 @@ static sp_status launch_warps(sp_cuda *c, const BlockRule &rule, int64_t kv_head
 OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
                          int64_t i0, int64_t nb, sp_tensor lists) {
     sp_cuda *c = sp_cuda_of(a);
-    if (nb <= 64 * 32) return launch_warps<64>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
-    if (nb <= 128 * 32) return launch_warps<128>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
+    if (nb <= 64 * 32)
+        return launch_warps<64>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
+    if (nb <= 128 * 32)
+        return launch_warps<128>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
     size_t shared = (size_t)nb * sizeof(uint32_t);
     if (shared > 200 << 10)
         return sp_error(SP_ENVIRONMENT, "select_blocks on CUDA holds at most %d blocks, not %lld",

@@ -35,7 +35,8 @@ __device__ __forceinline__ void select_row(const uint32_t (&key)[N], int blocks,
     int above[4] = {}, n = 0;
 #pragma unroll
     for (int i = 0; i < N; i++) above[i % 4] += key[i] > last;
-    int room = k - __reduce_add_sync(~0u, above[0] + above[1] + (above[2] + above[3])); // for equals
+    int room =
+        k - __reduce_add_sync(~0u, above[0] + above[1] + (above[2] + above[3])); // for equals
     unsigned before = (1u << lane) - 1;
 #pragma unroll
     for (int i = 0; i < N; i++) {

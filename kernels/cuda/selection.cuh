@@ -10,8 +10,12 @@ struct BlockRule {
 };
 
 static inline BlockRule block_rule(const sp_selection *s, sp_grid deployed) {
-    return {s->block / deployed.stride, s->block,  s->init_blocks,
-            s->local_blocks,            s->topk,   s->mask_future};
+    return {s->block / deployed.stride,
+            s->block,
+            s->init_blocks,
+            s->local_blocks,
+            s->topk,
+            s->mask_future};
 }
 
 // `a` is one row of n_d windows of the query whose block is qb.

@@ -1,6 +1,6 @@
-// Block-sparse attention (training.md 6.1, 6.2). Blocks of 64 keys: the kernels with matrix products of
-// sparse_attention_sm90.cuh on Hopper, of sparse_attention_sm80.cuh elsewhere. Other blocks:
-// attention.cuh.
+// Block-sparse attention (training.md 6.1, 6.2). Blocks of 64 keys: the kernels with matrix
+// products of sparse_attention_sm90.cuh on Hopper, of sparse_attention_sm80.cuh elsewhere. Other
+// blocks: attention.cuh.
 #include "kernels/cuda/attention.cuh"
 #include "kernels/cuda/sparse_attention_sm80.cuh"
 #include "kernels/cuda/sparse_attention_sm90.cuh"
@@ -16,12 +16,13 @@ static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries,
     cuuint64_t strides[2] = {(cuuint64_t)heads.head_dim * 2, (cuuint64_t)q.ld * 2};
     cuuint32_t box[3] = {64, (cuuint32_t)(heads.q_heads / heads.kv_heads), (cuuint32_t)queries};
     cuuint32_t ones[3] = {1, 1, 1};
-    CUresult r = c->encode_map(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, q.data, dims, strides, box,
-                               ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                               CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult r =
+        c->encode_map(out, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, q.data, dims, strides, box, ones,
+                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r == CUDA_SUCCESS) return SP_OK;
-    return sp_error(SP_ENVIRONMENT, "CUDA: no tensor map for queries [%lld, %lld] ld %lld: error %d",
+    return sp_error(SP_ENVIRONMENT,
+                    "CUDA: no tensor map for queries [%lld, %lld] ld %lld: error %d",
                     (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
 }
 
@@ -35,9 +36,9 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
     int64_t groups = ceil_div(q.rows, queries), at = groups * heads.kv_heads;
     int64_t keys = bias.data ? nb * 64 : 0; // of the bias, a row a KV head
     void *scratch;
-    SP_TRY(sp_cuda_scratch(
-        c, 4 * keys * heads.kv_heads + at * (capacity * (int64_t)sizeof(Entry) + 4),
-        "unions of block lists", &scratch));
+    SP_TRY(sp_cuda_scratch(c,
+                           4 * keys * heads.kv_heads + at * (capacity * (int64_t)sizeof(Entry) + 4),
+                           "unions of block lists", &scratch));
     float *of_keys = (float *)scratch;
     Entry *entries = (Entry *)(of_keys + keys * heads.kv_heads);
     int *counts = (int *)(entries + at * capacity);
@@ -105,7 +106,8 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     size_t smem = sparse_sm80::SMEM<D>;
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     kernel<<<grid_of(p, 1), sparse_sm80::THREADS, smem, c->stream>>>(
-        {(const bf16 *)q.data, (const bf16 *)k.data, (const bf16 *)v.data, q.ld, k.ld, v.ld, k.rows},
+        {(const bf16 *)q.data, (const bf16 *)k.data, (const bf16 *)v.data, q.ld, k.ld, v.ld,
+         k.rows},
         p);
     LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
              p.kv_heads, D);
@@ -113,8 +115,7 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
 }
 
 // The union of W warpgroups' lists must fit beside the tiles, its query mask into 32 bits.
-template <int D, int W>
-static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
+template <int D, int W> static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
     int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
     int64_t capacity = queries * listed < nb ? queries * listed : nb;
     return queries <= 32 && Layout<D, W>::smem((int)capacity) <= 227 << 10 &&
@@ -148,11 +149,10 @@ static sp_status attend(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp
         (bias.data ? launched_sm90<true> : launched_sm90<false>)(c, heads, q, q0, k, v, bias, lists,
                                                                  out, &st))
         return st;
-    if (block == 64 && G >= 2 && G <= 16 && (!lists.data || nb * 4 <= 96 << 10)) { // 64/G queries in 32 bits
-        if (heads.head_dim == 128)
-            return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
-        if (heads.head_dim == 64)
-            return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
+    if (block == 64 && G >= 2 && G <= 16 &&
+        (!lists.data || nb * 4 <= 96 << 10)) { // 64/G queries in 32 bits
+        if (heads.head_dim == 128) return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
+        if (heads.head_dim == 64) return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
     }
     return attention::run(c, heads, q, q0, k, v, bias, lists.data ? &lists : NULL, block, out);
 }

@@ -6,8 +6,8 @@
 // ascending. Rows whose query did not choose a block are masked: each query attends to exactly its
 // own blocks.
 //
-// A bias of the keys is what the accumulators of q.k start from, so it costs no operation of its own;
-// for that it is divided by the scale of the logits before (bias_kernel).
+// A bias of the keys is what the accumulators of q.k start from, so it costs no operation of its
+// own; for that it is divided by the scale of the logits before (bias_kernel).
 #pragma once
 
 #include "kernels/cuda/tensor_core.cuh"
@@ -99,7 +99,7 @@ __device__ __forceinline__ void start_from_bias(float (&s)[32], const float *bia
 struct Rows { // the two rows of a thread
     float max[2], sum[2];
     int64_t position[2];
-    uint32_t bit[2]; // of its query in Entry.queries; 0: row unused
+    uint32_t bit[2];     // of its query in Entry.queries; 0: row unused
     int row[2], head[2]; // row -1: unused
 };
 
@@ -149,7 +149,8 @@ __device__ __forceinline__ void softmax(float (&s)[32], Rows &r, Entry e, float 
             }
         float m = s[2 * half];
 #pragma unroll
-        for (int j = 0; j < 8; j++) m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+        for (int j = 0; j < 8; j++)
+            m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
         m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
         float now = fmaxf(r.max[half], m * scale), base = now == -CUDART_INF_F ? 0.f : now;

@@ -1,6 +1,6 @@
-// Block-sparse attention for blocks of 64 keys on any card from compute capability 8.0 on: four warps
-// walk the union of the lists of 64/G queries; keys and values come by asynchronous copies, one block
-// ahead.
+// Block-sparse attention for blocks of 64 keys on any card from compute capability 8.0 on: four
+// warps walk the union of the lists of 64/G queries; keys and values come by asynchronous copies,
+// one block ahead.
 #pragma once
 
 #include "kernels/cuda/ampere.cuh"
@@ -11,7 +11,7 @@ using namespace ampere;
 using namespace sparse;
 
 constexpr int THREADS = 128, KEYS = 64;
-template <int D> constexpr size_t SMEM = 2 * D * (64 + 4 * KEYS); // bytes
+template <int D> constexpr size_t SMEM = 2 * D *(64 + 4 * KEYS); // bytes
 
 struct Operands {
     const __nv_bfloat16 *q, *k, *v; // [rows][q_ld], heads side by side; [keys][ld]
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
         __syncthreads();
         if (u == 0)
 #pragma unroll
-            for (int step = 0; step < D / 16; step++) left_fragment<D>(q[step], q_tile, warp * 16, step);
+            for (int step = 0; step < D / 16; step++)
+                left_fragment<D>(q[step], q_tile, warp * 16, step);
         __nv_bfloat16 *keys = kv_tiles + u % 2 * 2 * KEYS * D;
         float s[32] = {};
         if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)at(u).block * KEYS);

@@ -1,7 +1,8 @@
 // Block-sparse attention on Hopper for blocks of 64 keys (training.md 6.1, 6.2).
 //
 // A consumer warpgroup holds 64 rows = 64/G queries x G heads of those that walk a union together;
-// blocks that none of its queries chose are passed over. Logits start from the bias of the keys, if any.
+// blocks that none of its queries chose are passed over. Logits start from the bias of the keys, if
+// any.
 //
 // Legend: d head size (64 or 128), G group size, QW queries per warpgroup, W warpgroups.
 #pragma once

@@ -149,9 +149,10 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
         int s = stored % STAGES;
         hopper::barrier_wait(&full[s], (uint32_t)(stored / STAGES) & 1);
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sent[s].dst),
-                     "r"(hopper::smem_address(stage + s * STAGE_BYTES)), "r"(sent[s].bytes)
-                     : "memory");
+        asm volatile(
+            "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sent[s].dst),
+            "r"(hopper::smem_address(stage + s * STAGE_BYTES)), "r"(sent[s].bytes)
+            : "memory");
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
         stored++;
     }
@@ -166,8 +167,8 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
 // T2: stays for the whole step. Layer l's list is ready when flags[l] has reached the step's
 // number; flags[layers + l] says that it has been copied.
 __global__ void __launch_bounds__(THREADS)
-    resident_kernel(const Route *routes, int first, int layers, uint32_t *flags, const int32_t *step,
-                    bool suppress) {
+    resident_kernel(const Route *routes, int first, int layers, uint32_t *flags,
+                    const int32_t *step, bool suppress) {
     uint32_t now = (uint32_t)*step;
     for (int l = first; l < layers; l++) {
         if (threadIdx.x == 0)
@@ -239,8 +240,9 @@ uint64_t decode::checksum_host(const uint8_t *unit, int64_t bytes) {
 sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind kind, int64_t ctas,
                                 int64_t capacity, int64_t unit) {
     if (kind == SP_TRANSFER_BULK && !c->hopper)
-        return sp_error(SP_ENVIRONMENT, "transfer 'bulk' needs the Hopper kernels of a card of compute "
-                                        "capability 9.0; 'kernel' runs on any");
+        return sp_error(SP_ENVIRONMENT,
+                        "transfer 'bulk' needs the Hopper kernels of a card of compute "
+                        "capability 9.0; 'kernel' runs on any");
     t->kind = kind;
     t->ctas = (int)ctas;
     t->capacity = capacity;
@@ -279,7 +281,8 @@ static sp_status copy_batch(Transfer *t, int64_t n, cudaStream_t stream) {
     return SP_OK;
 #else
     (void)t, (void)n, (void)stream;
-    return sp_error(SP_ENVIRONMENT, "transfer 'batch' needs CUDA 13, this program was built with %d.%d",
+    return sp_error(SP_ENVIRONMENT,
+                    "transfer 'batch' needs CUDA 13, this program was built with %d.%d",
                     CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 #endif
 }
@@ -374,7 +377,9 @@ void decode::transfer_close(sp_decode *d) {
     d->transfer = NULL;
 }
 
-void decode::transfer_step_ends(sp_decode *d) { d->transfer->started = false; }
+void decode::transfer_step_ends(sp_decode *d) {
+    d->transfer->started = false;
+}
 
 OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     Transfer *t = d->transfer;
@@ -436,7 +441,8 @@ OP sp_decode_check_copies(sp_decode *d, int64_t layer, int64_t *checked, int64_t
     for (int64_t i = 0; i < n; i++) {
         int64_t pair = q->item[i].x / d->shape.blocks, block = q->item[i].x % d->shape.blocks;
         int last = position[(size_t)(pair / d->shape.kv_heads)] - 1;
-        if (block == last / d->shape.block) continue; // the block being written is ahead of its home
+        if (block == last / d->shape.block)
+            continue; // the block being written is ahead of its home
         ++*checked;
         *different += sums[(size_t)i] != checksum_host(r.home_host + q->item[i].x * r.unit, r.unit);
     }

@@ -20,12 +20,12 @@ struct Transfer {
     sp_transfer_kind kind;
     int ctas;
     int64_t capacity, unit;
-    bool started;            // resident: launched in this step
-    uint32_t *flags;         // resident: [2*layers] ready and done epochs, device
-    Route *routes;           // resident: [layers] device
+    bool started;    // resident: launched in this step
+    uint32_t *flags; // resident: [2*layers] ready and done epochs, device
+    Route *routes;   // resident: [layers] device
     int layers;
     // host-driven kinds
-    uint8_t *list;           // pinned copy of a queue
+    uint8_t *list;             // pinned copy of a queue
     uint8_t *bounce, *landing; // gather: pinned and device, capacity units
     std::vector<void *> dst, src;
     std::vector<size_t> size;

@@ -84,7 +84,8 @@ OP sp_transfer_bench_open(sp_backend *be, int64_t pool_bytes, int64_t unit_bytes
                           sp_transfer_bench **out) {
     *out = NULL;
     if (strcmp(be->name, "cuda") != 0)
-        return sp_error(SP_ENVIRONMENT, "transfers are measured on a GPU, not on backend '%s'", be->name);
+        return sp_error(SP_ENVIRONMENT, "transfers are measured on a GPU, not on backend '%s'",
+                        be->name);
     if (unit_bytes < 16 || unit_bytes % 16 || max_units < 1 || pool_bytes / unit_bytes < max_units)
         return sp_error(SP_BAD_INPUT,
                         "a pool of %lld bytes and lists of %lld units of %lld bytes: units are "
@@ -107,7 +108,9 @@ OP sp_transfer_bench_open(sp_backend *be, int64_t pool_bytes, int64_t unit_bytes
     return SP_OK;
 }
 
-extern "C" double sp_transfer_bench_reference(const sp_transfer_bench *b) { return b->reference; }
+extern "C" double sp_transfer_bench_reference(const sp_transfer_bench *b) {
+    return b->reference;
+}
 
 extern "C" void sp_transfer_bench_close(sp_transfer_bench *b) {
     if (!b) return;
@@ -135,7 +138,8 @@ static sp_status make_lists(sp_transfer_bench *b, int64_t units) {
         for (int64_t i = 0; i < units; i++)
             q->item[i] = make_uint2((uint32_t)(sp_splitmix64(&b->state) % in_pool), (uint32_t)i);
     }
-    CUDA_TRY(cudaMemcpyAsync(b->queues, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, b->side));
+    CUDA_TRY(
+        cudaMemcpyAsync(b->queues, bytes.data(), bytes.size(), cudaMemcpyHostToDevice, b->side));
     CUDA_TRY(cudaStreamSynchronize(b->side));
     return SP_OK;
 }
@@ -188,7 +192,8 @@ static sp_status measure_slowdown(sp_transfer_bench *b, Transfer *t, int64_t uni
             void *p;
             SP_TRY(sp_backend_take(&b->c->base, (int64_t)MATRIX * MATRIX * 2, "a matrix", &p));
             m = (bf16 *)p;
-            pool_kernel<<<1056, 256, 0, b->c->stream>>>((uint64_t *)p, (int64_t)MATRIX * MATRIX / 4, 7);
+            pool_kernel<<<1056, 256, 0, b->c->stream>>>((uint64_t *)p, (int64_t)MATRIX * MATRIX / 4,
+                                                        7);
         }
     double alone[5], beside[5];
     for (int i = -1; i < 5; i++) {
@@ -229,7 +234,8 @@ OP sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c, sp_tra
     *out = {};
     out->reference_gbps = b->reference;
     if (c->units < 1 || c->units > b->max_units || c->ctas < 1)
-        return sp_error(SP_BAD_INPUT, "a list of %lld units by %lld thread blocks; at most %lld units",
+        return sp_error(SP_BAD_INPUT,
+                        "a list of %lld units by %lld thread blocks; at most %lld units",
                         (long long)c->units, (long long)c->ctas, (long long)b->max_units);
     Transfer t = {};
     sp_status st = transfer_make(b->c, &t, c->kind, c->ctas, b->max_units, b->unit);
@@ -252,8 +258,12 @@ OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_tran
     double rate[CASES] = {}, best = 0;
     sp_status st = SP_OK;
     for (int i = 0; i < CASES && st == SP_OK; i++) {
-        sp_transfer_case c = {.kind = *kind, .ctas = counts[i], .units = units,
-                              .unit_bytes = unit_bytes, .pool_bytes = pool, .repeats = 9};
+        sp_transfer_case c = {.kind = *kind,
+                              .ctas = counts[i],
+                              .units = units,
+                              .unit_bytes = unit_bytes,
+                              .pool_bytes = pool,
+                              .repeats = 9};
         sp_transfer_result r;
         st = sp_transfer_bench_run(b, &c, &r);
         rate[i] = r.wrong_units ? 0 : r.gbps;
@@ -266,9 +276,10 @@ OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_tran
     while (chosen < CASES - 1 && rate[chosen] < 0.97 * best) chosen++;
     *ctas = counts[chosen];
     if (report)
-        *report = sp_format("%s with %lld thread blocks: %.1f GB/s on lists of %lld units, %.0f%% of "
-                            "a plain pinned copy",
-                            sp_transfer_name(*kind), (long long)*ctas, rate[chosen],
-                            (long long)units, 100 * rate[chosen] / reference);
+        *report =
+            sp_format("%s with %lld thread blocks: %.1f GB/s on lists of %lld units, %.0f%% of "
+                      "a plain pinned copy",
+                      sp_transfer_name(*kind), (long long)*ctas, rate[chosen], (long long)units,
+                      100 * rate[chosen] / reference);
     return SP_OK;
 }

@@ -15,7 +15,8 @@ static void require(bool ok) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
-    static const char *const texts[] = {"", "a", " hello  world's 123\n\n\xe4\xb8\xad\xe2\x96\x81x ",
+    static const char *const texts[] = {"", "a",
+                                        " hello  world's 123\n\n\xe4\xb8\xad\xe2\x96\x81x ",
                                         "\xff\xf0\x9f\x98", "<s>ab<tool> ab"};
     sp_tokenizer *t;
     sp_coder *c, *back;

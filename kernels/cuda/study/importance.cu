@@ -9,18 +9,18 @@
 
 #define CK(x)                                                                                      \
     do {                                                                                           \
-        cudaError_t ck_ = (x);                                                                       \
-        if (ck_ != cudaSuccess) {                                                                    \
-            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(ck_));               \
+        cudaError_t ck_ = (x);                                                                     \
+        if (ck_ != cudaSuccess) {                                                                  \
+            printf("%s:%d %s: %s\n", __FILE__, __LINE__, #x, cudaGetErrorString(ck_));             \
             exit(3);                                                                               \
         }                                                                                          \
     } while (0)
 
 using namespace importance_sm90;
-typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                           const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                           CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                           CUtensorMapFloatOOBfill);
+typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                           const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static Encode encode;
 
 static CUtensorMap make_map(void *p, int64_t rows, int64_t cols, int64_t ld, int box_rows) {
@@ -51,7 +51,8 @@ __global__ void fill(__nv_bfloat16 *p, int64_t n, uint64_t seed, float sigma) {
 
 // one block per (row of a list, kv head): double precision, straight from the definition
 __global__ void naive(const __nv_bfloat16 *q, int64_t q_ld, const __nv_bfloat16 *c, int64_t c_ld,
-                      Params p, int D, int rho, bool mean, const int *rows, double *P, double *out) {
+                      Params p, int D, int rho, bool mean, const int *rows, double *P,
+                      double *out) {
     int row = rows[blockIdx.x], kv = blockIdx.y, G = p.q_heads / p.kv_heads;
     int vis = visible(p, row);
     double *Pr = P + ((int64_t)blockIdx.x * p.kv_heads + kv) * p.n;
@@ -99,11 +100,13 @@ static void launch2(const CUtensorMap &qm, const CUtensorMap &cm, const Params &
     auto k2 = importance_kernel<D, RHO, MEAN>;
     CK(cudaFuncSetAttribute(k2, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Imp<D>::SMEM));
     int key_tiles = (p.n + Imp<D>::KEYS - 1) / Imp<D>::KEYS;
-    dim3 g2((p.rows + Imp<D>::ROWS - 1) / Imp<D>::ROWS, (key_tiles + p.chunk - 1) / p.chunk, p.kv_heads);
+    dim3 g2((p.rows + Imp<D>::ROWS - 1) / Imp<D>::ROWS, (key_tiles + p.chunk - 1) / p.chunk,
+            p.kv_heads);
     k2<<<g2, THREADS, Imp<D>::SMEM>>>(qm, cm, p);
     CK(cudaGetLastError());
 }
-template <int D> static void launch1(const CUtensorMap &qm, const CUtensorMap &cm, const Params &p) {
+template <int D>
+static void launch1(const CUtensorMap &qm, const CUtensorMap &cm, const Params &p) {
     auto k1 = lse_kernel<D>;
     CK(cudaFuncSetAttribute(k1, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)Lse<D>::SMEM));
     dim3 g1((p.rows + Lse<D>::ROWS - 1) / Lse<D>::ROWS, p.q_heads);
@@ -112,7 +115,8 @@ template <int D> static void launch1(const CUtensorMap &qm, const CUtensorMap &c
 }
 
 template <int D, int RHO, bool MEAN>
-static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int R, bool time, int chunk, float sigma) {
+static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int R, bool time,
+                int chunk, float sigma) {
     int St = stride_d / RHO, Kt = RHO == 1 ? kernel_d : 2 * St;
     int n = (T - Kt) / St + 1, n_d = (T - kernel_d) / stride_d + 1;
     int extent = RHO == 1 ? kernel_d - 1 : 0;
@@ -126,8 +130,19 @@ static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int 
     fill<<<1024, 256>>>(q, q_ld * R, 1, sigma);
     fill<<<1024, 256>>>(c, c_ld * n, 2, 1.f);
     CK(cudaMemset(lse, 0xff, 4ull * Hq * R));
-    Params p = {i0, R, n, St, extent, Hq, Hkv, 1.4426950408889634f / sqrtf((float)D), lse, out,
-                (int64_t)Hkv * n_d, n_d, chunk};
+    Params p = {i0,
+                R,
+                n,
+                St,
+                extent,
+                Hq,
+                Hkv,
+                1.4426950408889634f / sqrtf((float)D),
+                lse,
+                out,
+                (int64_t)Hkv * n_d,
+                n_d,
+                chunk};
     CUtensorMap q64 = make_map(q, R, q_ld, q_ld, 64), c128 = make_map(c, n, c_ld, c_ld, 128);
     auto once = [&] {
         CK(cudaMemsetAsync(out, 0, 4ull * R * Hkv * n_d));
@@ -137,7 +152,8 @@ static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int 
     once();
     CK(cudaDeviceSynchronize());
     std::vector<int> rows;
-    for (int r : {0, 1, 2, 15, 16, 17, 31, 62, 63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 1000, R / 2, R - 65, R - 2, R - 1})
+    for (int r : {0,   1,   2,   15,  16,  17,  31,   62,    63,     64,    65,   100,
+                  127, 128, 129, 200, 255, 256, 1000, R / 2, R - 65, R - 2, R - 1})
         if (r >= 0 && r < R) rows.push_back(r);
     int *drows;
     double *P, *ref;
@@ -153,7 +169,8 @@ static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int 
     CK(cudaMemcpy(href.data(), ref, 8 * href.size(), cudaMemcpyDeviceToHost));
     double num = 0, den = 0, worst = 0;
     for (size_t r = 0; r < rows.size(); r++) {
-        CK(cudaMemcpy(hout.data(), out + (int64_t)rows[r] * Hkv * n_d, 4 * hout.size(), cudaMemcpyDeviceToHost));
+        CK(cudaMemcpy(hout.data(), out + (int64_t)rows[r] * Hkv * n_d, 4 * hout.size(),
+                      cudaMemcpyDeviceToHost));
         double rn = 0, rd = 0;
         for (size_t x = 0; x < hout.size(); x++) {
             double e = hout[x] - href[r * hout.size() + x];
@@ -163,8 +180,9 @@ static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int 
         double rel = sqrt(rn) / (sqrt(rd) + 1e-30);
         if (!(rel <= worst)) worst = rel;
     }
-    printf("D%d rho%d %s T%d R%d i0=%d Hq%d Hkv%d: rel %.2e worst row %.2e %s\n", D, RHO, MEAN ? "mean" : "max", T, R, i0,
-           Hq, Hkv, sqrt(num / den), worst, worst < 1e-4 ? "ok" : "WRONG");
+    printf("D%d rho%d %s T%d R%d i0=%d Hq%d Hkv%d: rel %.2e worst row %.2e %s\n", D, RHO,
+           MEAN ? "mean" : "max", T, R, i0, Hq, Hkv, sqrt(num / den), worst,
+           worst < 1e-4 ? "ok" : "WRONG");
     if (time) {
         cudaEvent_t e[3];
         for (auto &x : e) CK(cudaEventCreate(&x));
@@ -190,15 +208,19 @@ static void run(int T, int Hq, int Hkv, int kernel_d, int stride_d, int i0, int 
             pairs += i < extent ? 0 : std::min<int64_t>(n, (i - extent) / St + 1);
         }
         double flop = 2.0 * D * Hq * pairs;
-        printf("   pass 1 %.2f ms %.0f TFLOP/s   pass 2 (chunk %d) %.2f ms %.0f TFLOP/s   together %.0f\n", t1[2],
-               flop / t1[2] * 1e-9, chunk, t2[2], flop / t2[2] * 1e-9, 2 * flop / (t1[2] + t2[2]) * 1e-9);
+        printf("   pass 1 %.2f ms %.0f TFLOP/s   pass 2 (chunk %d) %.2f ms %.0f TFLOP/s   together "
+               "%.0f\n",
+               t1[2], flop / t1[2] * 1e-9, chunk, t2[2], flop / t2[2] * 1e-9,
+               2 * flop / (t1[2] + t2[2]) * 1e-9);
     }
-    cudaFree(q), cudaFree(c), cudaFree(lse), cudaFree(out), cudaFree(drows), cudaFree(P), cudaFree(ref);
+    cudaFree(q), cudaFree(c), cudaFree(lse), cudaFree(out), cudaFree(drows), cudaFree(P),
+        cudaFree(ref);
 }
 
 int main() {
     cudaDriverEntryPointQueryResult qr;
-    CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &qr));
+    CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
+                                        cudaEnableDefault, &qr));
     run<128, 16, false>(1000, 32, 2, 32, 16, 0, 1000, false, 8, 1.f);
     run<128, 16, false>(4096, 32, 2, 32, 16, 0, 4096, false, 8, 3.f);
     run<128, 16, false>(4096, 32, 2, 32, 16, 2048, 1024, false, 3, 1.f);
@@ -208,7 +230,8 @@ int main() {
     run<64, 2, false>(777, 2, 2, 4, 2, 0, 777, false, 2, 1.f);
     run<64, 1, false>(1000, 8, 2, 8, 4, 0, 1000, false, 8, 1.f);
     run<128, 1, false>(20000, 32, 2, 32, 16, 0, 20000, false, 8, 1.f);
-    for (int chunk : {16, 64}) run<128, 16, false>(65536, 32, 2, 32, 16, 0, 65536, true, chunk, 1.f);
+    for (int chunk : {16, 64})
+        run<128, 16, false>(65536, 32, 2, 32, 16, 0, 65536, true, chunk, 1.f);
     run<128, 1, false>(131072, 32, 2, 32, 16, 0, 65536, true, 16, 1.f);
     return 0;
 }

@@ -1,7 +1,8 @@
 // Study: checks sparse_attention_sm90 against a naive kernel and times it on seeded lists in which
 // neighbouring queries share a given part of their chosen blocks, and on random ones.
 //
-//   nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a kernels/cuda/study/sparse_attention.cu
+//   nvcc -std=c++20 -O3 -I. -gencode=arch=compute_90a,code=sm_90a
+//   kernels/cuda/study/sparse_attention.cu
 #include "kernels/cuda/sparse_attention_sm90.cuh"
 
 #include <algorithm>
@@ -22,10 +23,10 @@
 
 using namespace sparse_sm90;
 typedef __nv_bfloat16 bf16;
-typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
-                           const cuuint64_t *, const cuuint32_t *, const cuuint32_t *,
-                           CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
-                           CUtensorMapFloatOOBfill);
+typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
+                           const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
+                           const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
+                           CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 static Encode encode;
 
 static CUtensorMap map_of(void *p, int rank, const cuuint64_t *dims, const cuuint64_t *strides,
@@ -55,7 +56,8 @@ __global__ void fill(bf16 *p, int64_t n, uint64_t seed) {
 __global__ void naive(const bf16 *q, int64_t ld, const bf16 *k, const bf16 *v, const int *lists,
                       int K, int G, int Hkv, int D, const int *rows, double *out) {
     int i = rows[blockIdx.x], h = blockIdx.y, kv = h / G;
-    extern __shared__ double z[]; __shared__ double red[128];
+    extern __shared__ double z[];
+    __shared__ double red[128];
     const int *list = lists + (int64_t)i * Hkv * K + kv * K;
     double scale = 1 / sqrt((double)D), m = -1e300;
     for (int e = threadIdx.x; e < K * 64; e += 128) {
@@ -81,7 +83,9 @@ __global__ void naive(const bf16 *q, int64_t ld, const bf16 *k, const bf16 *v, c
         double o = 0;
         for (int e = 0; e < K * 64; e++)
             if (z[e] > -1e299)
-                o += exp(z[e] - m) * (double)__bfloat162float(v[(int64_t)(list[e / 64] * 64 + e % 64) * ld + kv * D + x]);
+                o +=
+                    exp(z[e] - m) * (double)__bfloat162float(
+                                        v[(int64_t)(list[e / 64] * 64 + e % 64) * ld + kv * D + x]);
         out[((int64_t)blockIdx.x * gridDim.y + h) * D + x] = o / sum;
     }
 }
@@ -101,7 +105,8 @@ static std::vector<int> make_lists(int T, int Hkv, int K, int init, int local, d
             int want = std::min(K - init - local - 1, hi - lo);
             std::set<int> now;
             for (int b : chosen)
-                if (b >= lo && b < hi && rnd(1000000) < share * 1e6 && (int)now.size() < want) now.insert(b);
+                if (b >= lo && b < hi && rnd(1000000) < share * 1e6 && (int)now.size() < want)
+                    now.insert(b);
             while ((int)now.size() < want) now.insert(lo + rnd(hi - lo));
             chosen.assign(now.begin(), now.end());
             std::set<int> all(now);
@@ -114,10 +119,12 @@ static std::vector<int> make_lists(int T, int Hkv, int K, int init, int local, d
     return out;
 }
 
-template <int W> static void run(int T, const std::vector<int> &lists, const char *what, bool check) {
+template <int W>
+static void run(int T, const std::vector<int> &lists, const char *what, bool check) {
     const int D = 128, Hq = 32, Hkv = 2, G = 16, K = 96, per = 64 / G, queries = per * W;
     int64_t ld = (Hq + 2 * Hkv) * D;
-    int nb = (T + 63) / 64, capacity = std::min(queries * K, nb), groups = (T + queries - 1) / queries;
+    int nb = (T + 63) / 64, capacity = std::min(queries * K, nb),
+        groups = (T + queries - 1) / queries;
     bf16 *qkv, *out;
     int *dl, *counts;
     Entry *entries;
@@ -134,13 +141,16 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
     cuuint64_t d2[2] = {Hkv * D, (cuuint64_t)T}, s2[1] = {(cuuint64_t)ld * 2};
     CUtensorMap qm = map_of(qkv, 3, d3, s3, b3), km = map_of(qkv + Hq * D, 2, d2, s2, b2),
                 vm = map_of(qkv + (Hq + Hkv) * D, 2, d2, s2, b2);
-    Params p = {0, T, G, Hkv, per, 1.4426950408889634f / sqrtf((float)D), entries, counts, capacity, NULL, 0, out, Hq * D};
+    Params p = {0,       T,      G,        Hkv,  per, 1.4426950408889634f / sqrtf((float)D),
+                entries, counts, capacity, NULL, 0,   out,
+                Hq * D};
     auto kernel = attention_kernel<D, W, false>;
     size_t smem = Layout<D, W>::smem(capacity);
     CK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     dim3 grid(groups, Hkv);
     auto once = [&] {
-        union_kernel<<<grid, UNION_THREADS, nb * 4>>>(dl, Hkv * K, K, T, queries, nb, capacity, entries, counts);
+        union_kernel<<<grid, UNION_THREADS, nb * 4>>>(dl, Hkv * K, K, T, queries, nb, capacity,
+                                                      entries, counts);
         kernel<<<grid, Layout<D, W>::THREADS, smem>>>(qm, km, vm, p);
         CK(cudaGetLastError());
     };
@@ -161,7 +171,8 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
     double worst = 0;
     if (check) {
         std::vector<int> rows;
-        for (int r : {0, 1, 63, 64, 65, 127, 128, 1000, 2175, 2176, 5000, 6144, T / 2, T / 2 + 1, T - 2, T - 1})
+        for (int r : {0, 1, 63, 64, 65, 127, 128, 1000, 2175, 2176, 5000, 6144, T / 2, T / 2 + 1,
+                      T - 2, T - 1})
             if (r < T) rows.push_back(r);
         int *dr;
         double *ref;
@@ -169,13 +180,15 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
         CK(cudaMalloc(&ref, 8ll * rows.size() * Hq * D));
         CK(cudaMemcpy(dr, rows.data(), 4 * rows.size(), cudaMemcpyHostToDevice));
         CK(cudaFuncSetAttribute(naive, cudaFuncAttributeMaxDynamicSharedMemorySize, K * 64 * 8));
-        naive<<<dim3(rows.size(), Hq), 128, K * 64 * 8>>>(qkv, ld, qkv + Hq * D, qkv + (Hq + Hkv) * D, dl, K, G, Hkv, D, dr, ref);
+        naive<<<dim3(rows.size(), Hq), 128, K * 64 * 8>>>(
+            qkv, ld, qkv + Hq * D, qkv + (Hq + Hkv) * D, dl, K, G, Hkv, D, dr, ref);
         CK(cudaDeviceSynchronize());
         std::vector<double> h(rows.size() * Hq * D);
         std::vector<bf16> o(Hq * D);
         CK(cudaMemcpy(h.data(), ref, 8 * h.size(), cudaMemcpyDeviceToHost));
         for (size_t r = 0; r < rows.size(); r++) {
-            CK(cudaMemcpy(o.data(), out + (int64_t)rows[r] * Hq * D, 2 * o.size(), cudaMemcpyDeviceToHost));
+            CK(cudaMemcpy(o.data(), out + (int64_t)rows[r] * Hq * D, 2 * o.size(),
+                          cudaMemcpyDeviceToHost));
             double num = 0, den = 0;
             for (size_t x = 0; x < o.size(); x++) {
                 double e = __bfloat162float(o[x]) - h[r * o.size() + x];
@@ -197,8 +210,8 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
     CK(cudaMemcpy(c.data(), counts, 4 * c.size(), cudaMemcpyDeviceToHost));
     double mean = 0;
     for (int x : c) mean += x;
-    printf("%-12s W%d: %.2f ms, %.0f TFLOP/s useful, union %.0f blocks of %d queries", what, W, t[t.size() / 2],
-           flop / t[t.size() / 2] * 1e-9, mean / c.size(), queries);
+    printf("%-12s W%d: %.2f ms, %.0f TFLOP/s useful, union %.0f blocks of %d queries", what, W,
+           t[t.size() / 2], flop / t[t.size() / 2] * 1e-9, mean / c.size(), queries);
     if (check) printf(", worst row rel %.1e %s", worst, worst < 6e-3 ? "ok" : "WRONG");
     printf("\n");
     cudaFree(qkv), cudaFree(out), cudaFree(dl), cudaFree(counts), cudaFree(entries);
@@ -206,7 +219,8 @@ template <int W> static void run(int T, const std::vector<int> &lists, const cha
 
 int main() {
     cudaDriverEntryPointQueryResult qr;
-    CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000, cudaEnableDefault, &qr));
+    CK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void **)&encode, 12000,
+                                        cudaEnableDefault, &qr));
     int T = 65536;
     for (double share : {0.8, 0.0, 0.95}) {
         auto lists = make_lists(T, 2, 96, 1, 32, share);
