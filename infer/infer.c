@@ -42,6 +42,10 @@ bool sp_infer_mode_forecasts(sp_infer_mode m) {
     return modes[m].forecasts;
 }
 
+int64_t sp_infer_unit_bytes(const sp_model_desc *d) {
+    return 4 * sp_model_selection(d, true).block * (d->heads.head_dim + (d->cis ? 1 : 0));
+}
+
 bool sp_infer_ahead(const sp_infer *e) {
     return e->a.mode == SP_MODE_SPARDA || e->a.mode == SP_MODE_INFINIGEN;
 }

@@ -38,6 +38,10 @@ sp_infer_mode sp_infer_mode_named(const char *name); // SP_MODES if none
 bool sp_infer_mode_offloads(sp_infer_mode m);
 bool sp_infer_mode_forecasts(sp_infer_mode m); // needs Forecast weights
 
+// Bytes that travel for one block of one key head: bf16 keys and values [2][bs][d], and fp32
+// importance [bs] where the model has it (2.1).
+int64_t sp_infer_unit_bytes(const sp_model_desc *d);
+
 typedef struct sp_infer_args {
     const sp_model *model;
     const sp_forecast_device *forecast; // where the mode needs it

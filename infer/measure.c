@@ -62,8 +62,8 @@ static void set_limits(const sp_decode_measurement *m, sp_decode_speed *out) {
     sp_infer_mode mode = m->engine.mode;
     sp_selection s = sp_model_selection(d, true);
     double B = (double)m->engine.batch, Hkv = (double)d->heads.kv_heads, T = (double)m->context;
-    double D = (double)d->heads.head_dim, unit = 4 * (double)s.block * (D + (d->cis ? 1 : 0)),
-           L = (double)d->layers;
+    double D = (double)d->heads.head_dim, unit = (double)sp_infer_unit_bytes(d);
+    double L = (double)d->layers;
     const sp_layer_weights *w = &model->layer[d->layers > 1];
     double bytes = bytes_of(w->qkv) + bytes_of(w->o) + bytes_of(w->gate_up) + bytes_of(w->down);
     double blocks = ceil(T / (double)s.block);

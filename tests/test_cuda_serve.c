@@ -95,6 +95,7 @@ static sp_serve_run serve(sp_infer_mode mode, sp_transfer_kind kind, int64_t slo
     assert_ok(sp_serve(&a, &r));
     assert_int_equal(r.units_different, 0);
     assert_int_equal(r.growth_device, 0);
+    if (!small) assert_int_equal(sp_serve_leak(&r), 0);
     assert_int_equal(r.predicted.device, r.allocated.device);
     assert_int_equal(r.predicted.host, r.allocated.host);
     return r;

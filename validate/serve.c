@@ -7,9 +7,9 @@
 #include "infer/infinigen.h"
 #include "validate/serve.h"
 
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 // ---- hand-over ----------------------------------------------------------------------------------
 
@@ -103,14 +103,11 @@ typedef struct serving {
     int64_t lists_n, maps_n, resident; // of one layer; layers without a map
 } serving;
 
-static int64_t resident_bytes(void) { // of this process
-    long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f) {
-        if (fscanf(f, "%*d %ld", &pages) != 1) pages = 0;
-        fclose(f);
-    }
-    return pages * sysconf(_SC_PAGESIZE);
+// What this process has allocated and not freed. (Its resident pages come and go for reasons of the
+// allocator.)
+static int64_t heap_bytes(void) {
+    struct mallinfo2 m = mallinfo2();
+    return (int64_t)(m.uordblks + m.hblkhd);
 }
 
 static sp_status hash_lists(serving *s, int64_t step) {
@@ -258,11 +255,11 @@ static sp_status run(serving *s) {
         SP_TRY(one_step(s, i));
         if (i > a->steps / 4 && device) continue; // caches of libraries fill in the first quarter
         SP_TRY(sp_decode_free_memory(be, &device));
-        host = resident_bytes();
+        host = heap_bytes();
     }
     SP_TRY(sp_decode_free_memory(be, &at));
     r->growth_device = device - at;
-    r->growth_host = resident_bytes() - host;
+    r->growth_host = heap_bytes() - host;
     for (int64_t l = s->resident; l < r->layers; l++) {
         sp_decode_counters c;
         SP_TRY(sp_decode_count(sp_infer_decode(s->e), l, &c));
@@ -283,6 +280,11 @@ sp_status sp_serve(const sp_serve_args *a, sp_serve_run *out) {
     if (st == SP_OK) return SP_OK;
     sp_serve_free(out);
     return sp_error_trace_at(__FILE__, __LINE__, st, "run(&s)");
+}
+
+int64_t sp_serve_leak(const sp_serve_run *r) {
+    int64_t host = r->growth_host >= r->steps * 3 / 4 * 32 ? r->growth_host : 0;
+    return r->growth_device > host ? r->growth_device : host;
 }
 
 void sp_serve_free(sp_serve_run *r) {

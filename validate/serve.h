@@ -39,7 +39,7 @@ typedef struct sp_serve_run {
     int64_t wanted, missed;     // units in lists of layers that are not resident; copied
     int64_t unequal_compressed; // elements that differ from a batch computation; -1: not all
                                 // layers are resident, so not looked at
-    int64_t growth_device, growth_host; // bytes taken between the first and the last step
+    int64_t growth_device, growth_host; // bytes taken between a quarter of the steps and their end
     sp_infer_memory predicted, allocated;
     int64_t measured_device; // bytes of device memory that opening took
     float *kept;             // [steps][B][V] if asked for
@@ -48,6 +48,10 @@ typedef struct sp_serve_run {
 // Opens an engine, prefills, runs, closes it.
 sp_status sp_serve(const sp_serve_args *a, sp_serve_run *out);
 void sp_serve_free(sp_serve_run *r);
+
+// Bytes that the steps took and did not give back: any on the device; on the host, where what malloc
+// keeps for its threads varies by a few pieces, at least its smallest piece (32 bytes) a step.
+int64_t sp_serve_leak(const sp_serve_run *r);
 
 // The first step whose logits, lists or (if `maps`) slot maps differ; -1 if none does.
 int64_t sp_serve_first_difference(const sp_serve_run *a, const sp_serve_run *b, bool maps);

@@ -168,10 +168,8 @@ static sp_status check_memory(const serving_check *s) {
         c.reason = "memory is not what was predicted before opening the engine";
     }
     SP_TRY(sp_report_add(report, &c));
-    // The process grows and shrinks by pages for reasons of the allocator; a leak is a page a step.
-    int64_t leak = r->growth_host >= s->steps * 4096 * 3 / 4 ? r->growth_host : 0;
     c = sp_check_blank("M2");
-    c.value = (double)(r->growth_device > leak ? r->growth_device : leak);
+    c.value = (double)sp_serve_leak(r);
     c.threshold = 0;
     c.n = s->steps;
     c.detail = json_pack("{s:I, s:I}", "device", (json_int_t)r->growth_device, "host",
@@ -333,7 +331,7 @@ static sp_status check_transfer(speed_check *s) {
     enum { LIST_BYTES = 8 << 20 };
     sp_pass *p = s->p;
     sp_backend *be = p->model->backend;
-    int64_t unit = 4 * p->selection.block * p->desc->heads.head_dim, units = LIST_BYTES / unit + 1;
+    int64_t unit = sp_infer_unit_bytes(p->desc), units = LIST_BYTES / unit + 1;
     json_t *o = json_object_get(p->report->root, "prefetch");
     sp_transfer_case c = {.units = units, .unit_bytes = unit, .repeats = 40};
     sp_transfer_result r = {0};
@@ -457,8 +455,7 @@ static sp_status check_overlap(speed_check *s) {
     set(o, "hidden_cap", json_real(cap));
     set(o, "units_per_step", json_real(a->units_missed * (L - 1)));
     set(o, "bytes_per_step",
-        json_real(a->units_missed * (L - 1) * 4 *
-                  (double)(p->selection.block * p->desc->heads.head_dim)));
+        json_real(a->units_missed * (L - 1) * (double)sp_infer_unit_bytes(p->desc)));
     SP_TRY(soft(p, "T3", hidden, 0.9 * cap, hidden >= 0.9 * cap,
                 "copies are hidden less than they could be"));
     // Copies that take half a layer's time disturb but never delay.
@@ -509,16 +506,6 @@ static sp_status check_speed(sp_pass *p) {
 
 sp_status sp_check_serving(sp_pass *p) {
     if (strcmp(sp_backend_name(p->model->backend), "cuda") != 0) return SP_OK; // skips say why
-    if (p->desc->cis) {
-        static const char *const ids[] = {"P2", "P3", "P4", "T1", "T2", "T3", "T4",
-                                          "T5", "T6", "T7", "T8", "M1", "M2", "M3"};
-        for (size_t i = 0; i < sizeof ids / sizeof *ids; i++)
-            SP_TRY(
-                sp_report_skip(p->report, ids[i],
-                               "serving of bases that choose blocks in two stages is not checked "
-                               "yet"));
-        return SP_OK;
-    }
     SP_TRY(check_runs(p));
     return check_speed(p);
 }

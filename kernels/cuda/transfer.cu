@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <new>
+#include <type_traits>
 
 using namespace decode;
 
@@ -30,7 +31,9 @@ extern "C" bool sp_transfer_captures(sp_transfer_kind k) {
 
 // ---- device -------------------------------------------------------------------------------------
 
-enum { THREADS = 256, IN_FLIGHT = 8 }; // 16-byte loads a thread has in flight: 32 KiB a block
+// What the link wants in flight, over all thread blocks, and 16-byte loads a thread has in flight
+// where the number of blocks does not say it.
+constexpr int THREADS = 256, LINK_BYTES = 256 << 10, LOADS = 8;
 
 // Host memory is read once: past L1, and not through the read-only path, which a kernel that
 // outlives a write-back must not trust.
@@ -43,16 +46,16 @@ __device__ __forceinline__ uint4 load_host(const uint8_t *p) {
     return x;
 }
 
-__device__ __forceinline__ void copy_unit(const Route &r, uint2 item) {
+template <int N> __device__ __forceinline__ void copy_unit(const Route &r, uint2 item) {
     const uint8_t *src = r.home + item.x * r.unit;
     uint8_t *dst = r.slots + item.y * r.unit;
-    for (int64_t x0 = threadIdx.x * 16; x0 < r.unit; x0 += THREADS * 16 * IN_FLIGHT) {
-        uint4 x[IN_FLIGHT];
+    for (int64_t x0 = threadIdx.x * 16; x0 < r.unit; x0 += THREADS * 16 * N) {
+        uint4 x[N];
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++)
+        for (int i = 0; i < N; i++)
             if (x0 + i * THREADS * 16 < r.unit) x[i] = load_host(src + x0 + i * THREADS * 16);
 #pragma unroll
-        for (int i = 0; i < IN_FLIGHT; i++)
+        for (int i = 0; i < N; i++)
             if (x0 + i * THREADS * 16 < r.unit) *(uint4 *)(dst + x0 + i * THREADS * 16) = x[i];
     }
 }
@@ -71,7 +74,7 @@ __device__ __forceinline__ bool finish(Queue *q, uint32_t blocks) {
     return true;
 }
 
-__device__ __forceinline__ void drain(const Route &r) {
+template <int N> __device__ __forceinline__ void drain(const Route &r) {
     __shared__ uint32_t ticket;
     uint32_t n = listed(r.queue);
     for (;;) {
@@ -80,28 +83,30 @@ __device__ __forceinline__ void drain(const Route &r) {
         uint32_t i = ticket;
         __syncthreads();
         if (i >= n) break;
-        copy_unit(r, r.queue->item[i]);
+        copy_unit<N>(r, r.queue->item[i]);
     }
 }
 
 // T1.
+template <int N>
 __global__ void __launch_bounds__(THREADS) ticket_kernel(Route r, bool suppress) {
-    if (!suppress) drain(r);
+    if (!suppress) drain<N>(r);
     __syncthreads();
     if (threadIdx.x == 0) finish(r.queue, gridDim.x);
 }
 
 // T0: thread block i copies item i.
 __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
-    if (!suppress && blockIdx.x < listed(r.queue)) copy_unit(r, r.queue->item[blockIdx.x]);
+    if (!suppress && blockIdx.x < listed(r.queue)) copy_unit<LOADS>(r, r.queue->item[blockIdx.x]);
     __syncthreads();
     if (threadIdx.x == 0) finish(r.queue, gridDim.x);
 }
 
-// T3: one thread moves whole units through shared memory, STAGES of them at once.
-enum { STAGES = 3, STAGE_BYTES = 32 << 10 };
+// T3: one thread moves units through shared memory, STAGES pieces of `bytes_most` at once. It takes
+// no more shared memory than its share of what the link wants: the rest is for the kernels beside.
+constexpr int STAGES = 4;
 
-__global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
+__global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int bytes_most) {
 #if SPARDA_HOPPER_CODE
     extern __shared__ __align__(128) uint8_t stage[];
     __shared__ uint64_t full[STAGES];
@@ -109,7 +114,7 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
     for (int i = 0; i < STAGES; i++) hopper::barrier_init(&full[i], 1);
     hopper::barrier_init_fence();
     uint32_t n = suppress ? 0 : listed(r.queue);
-    int64_t pieces = (r.unit + STAGE_BYTES - 1) / STAGE_BYTES;
+    int64_t pieces = (r.unit + bytes_most - 1) / bytes_most;
     struct {
         uint8_t *dst;
         uint32_t bytes;
@@ -130,13 +135,13 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
                 piece = 0;
             }
             int s = issued % STAGES;
-            int64_t at = piece * STAGE_BYTES;
-            uint32_t bytes = (uint32_t)(r.unit - at < STAGE_BYTES ? r.unit - at : STAGE_BYTES);
+            int64_t at = piece * bytes_most;
+            uint32_t bytes = (uint32_t)(r.unit - at < bytes_most ? r.unit - at : bytes_most);
             if (issued >= STAGES) // the stage's last store has been read out
                 asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
             hopper::barrier_expect_bytes(&full[s], bytes);
             asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                         "[%1], %2, [%3];" ::"r"(hopper::smem_address(stage + s * STAGE_BYTES)),
+                         "[%1], %2, [%3];" ::"r"(hopper::smem_address(stage + s * bytes_most)),
                          "l"(r.home + item.x * r.unit + at), "r"(bytes),
                          "r"(hopper::smem_address(&full[s]))
                          : "memory");
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         asm volatile(
             "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sent[s].dst),
-            "r"(hopper::smem_address(stage + s * STAGE_BYTES)), "r"(sent[s].bytes)
+            "r"(hopper::smem_address(stage + s * bytes_most)), "r"(sent[s].bytes)
             : "memory");
         asm volatile("cp.async.bulk.commit_group;" ::: "memory");
         stored++;
@@ -160,12 +165,13 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress) {
     asm volatile("fence.proxy.async.global;" ::: "memory");
     finish(r.queue, gridDim.x);
 #else
-    (void)r, (void)suppress;
+    (void)r, (void)suppress, (void)bytes_most;
 #endif
 }
 
 // T2: stays for the whole step. Layer l's list is ready when flags[l] has reached the step's
 // number; flags[layers + l] says that it has been copied.
+template <int N>
 __global__ void __launch_bounds__(THREADS)
     resident_kernel(const Route *routes, int first, int layers, uint32_t *flags,
                     const int32_t *step, bool suppress) {
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(THREADS)
             }
         __syncthreads();
         Route r = routes[l];
-        if (!suppress) drain(r);
+        if (!suppress) drain<N>(r);
         __syncthreads();
         if (threadIdx.x == 0 && finish(r.queue, gridDim.x))
             asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + layers + l), "r"(now)
@@ -204,7 +210,7 @@ __global__ void await_kernel(const uint32_t *flag, const int32_t *step) {
 __global__ void __launch_bounds__(THREADS) scatter_kernel(Route r, const uint8_t *landing) {
     uint2 item = r.queue->item[blockIdx.x];
     r.home = landing;
-    copy_unit(r, make_uint2(blockIdx.x, item.y));
+    copy_unit<LOADS>(r, make_uint2(blockIdx.x, item.y));
 }
 __global__ void empty_kernel(Queue *q) {
     q->logged = q->count;
@@ -222,6 +228,24 @@ __global__ void __launch_bounds__(THREADS) checksum_kernel(Route r, uint64_t *ou
 }
 
 // ---- host ---------------------------------------------------------------------------------------
+
+static int stage_bytes(int ctas) {
+    int64_t bytes = LINK_BYTES / STAGES / ctas / 128 * 128;
+    return (int)std::min<int64_t>(std::max<int64_t>(bytes, 1 << 10), 32 << 10);
+}
+
+// Calls f with the loads that each thread of `ctas` thread blocks has in flight, as a constant.
+template <class F> static void with_loads(int ctas, F f) {
+    int loads = LINK_BYTES / (THREADS * 16) / ctas;
+    if (loads >= 16)
+        f(std::integral_constant<int, 16>());
+    else if (loads >= 8)
+        f(std::integral_constant<int, 8>());
+    else if (loads >= 4)
+        f(std::integral_constant<int, 4>());
+    else
+        f(std::integral_constant<int, 2>());
+}
 
 sp_status decode::checksum_units(const Route &r, int64_t n, uint64_t *out, cudaStream_t stream) {
     if (n == 0) return SP_OK;
@@ -249,7 +273,7 @@ sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind 
     t->unit = unit;
     if (kind == SP_TRANSFER_BULK)
         CUDA_TRY(cudaFuncSetAttribute(bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      STAGES * STAGE_BYTES));
+                                      STAGES * stage_bytes(t->ctas)));
     if (sp_transfer_captures(kind)) return SP_OK;
     CUDA_TRY(cudaMallocHost(&t->list, sizeof(Queue) + (size_t)capacity * sizeof(uint2)));
     if (kind == SP_TRANSFER_GATHER) {
@@ -326,14 +350,17 @@ sp_status decode::transfer_run(Transfer *t, const Route &r, bool suppress, cudaS
         wide_kernel<<<(unsigned)r.capacity, THREADS, 0, stream>>>(r, suppress);
         break;
     case SP_TRANSFER_BULK:
-        bulk_kernel<<<(unsigned)t->ctas, 32, STAGES * STAGE_BYTES, stream>>>(r, suppress);
+        bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)(STAGES * stage_bytes(t->ctas)), stream>>>(
+            r, suppress, stage_bytes(t->ctas));
         break;
     case SP_TRANSFER_BATCH:
     case SP_TRANSFER_LOOP:
     case SP_TRANSFER_GATHER:
         return run_from_host(t, r, suppress, stream);
     default: // KERNEL, and RESIDENT where a copy is not ahead
-        ticket_kernel<<<(unsigned)t->ctas, THREADS, 0, stream>>>(r, suppress);
+        with_loads(t->ctas, [&](auto n) {
+            ticket_kernel<n.value><<<(unsigned)t->ctas, THREADS, 0, stream>>>(r, suppress);
+        });
     }
     LAUNCHED("transfer", "%s, %d thread blocks", sp_transfer_name(t->kind), t->ctas);
     return SP_OK;
@@ -400,8 +427,10 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     t->started = true; // the copying kernel of this step, for this layer and all after it
     CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
     CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
-    resident_kernel<<<(unsigned)t->ctas, THREADS, 0, d->side>>>(
-        t->routes, (int)layer, t->layers, t->flags, d->shape.step, d->suppressed);
+    with_loads(t->ctas, [&](auto n) {
+        resident_kernel<n.value><<<(unsigned)t->ctas, THREADS, 0, d->side>>>(
+            t->routes, (int)layer, t->layers, t->flags, d->shape.step, d->suppressed);
+    });
     LAUNCHED("transfer resident", "%d thread blocks", t->ctas);
     CUDA_TRY(cudaEventRecord(d->done[0], d->side));
     return SP_OK;
