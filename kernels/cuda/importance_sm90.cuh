@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         bool even = G % 2 == 0;
         await_keys(0);
         issue(s0, keys(0));
-        for (int t = 0; t < tiles; t++) {
+        for (int t = 0;; t++) {
             int kb = t & 1;
             const __nv_bfloat16 *k = keys(t);
             int key0 = (tile0 + t) * L::KEYS + 128 * group;
@@ -282,30 +282,35 @@ __global__ void __launch_bounds__(THREADS, 1)
                 wgmma_wait<1>();
                 finish(s1);
             }
-            // The next tile's first product runs during this tile's last exponentials and pooling.
+            auto pool = [&] {
+                if (signal) barrier_arrive(k_empty + kb);
+                store_pooled<RHO, MEAN>(P, p, row, vis, kv, key0);
+            };
+            bool more = t + 1 < tiles;
             if (even) {
                 issue(s1, k);
                 wgmma_wait<1>();
                 finish(s0);
-                if (t + 1 < tiles) {
-                    await_keys(t + 1);
-                    issue(s0, keys(t + 1));
-                    wgmma_wait<1>();
-                    finish(s1);
-                } else {
+                if (!more) {
                     wgmma_wait<0>();
                     finish(s1);
+                    pool();
+                    break;
                 }
+                // The next tile's first product runs during the last exponentials and pooling.
+                await_keys(t + 1);
+                issue(s0, keys(t + 1));
+                wgmma_wait<1>();
+                finish(s1);
+                pool();
             } else {
                 wgmma_wait<0>();
                 finish(s0);
-                if (t + 1 < tiles) {
-                    await_keys(t + 1);
-                    issue(s0, keys(t + 1));
-                }
+                pool();
+                if (!more) break;
+                await_keys(t + 1);
+                issue(s0, keys(t + 1));
             }
-            if (signal) barrier_arrive(k_empty + kb);
-            store_pooled<RHO, MEAN>(P, p, row, vis, kv, key0);
         }
     }
 #endif
