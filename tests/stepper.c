@@ -34,6 +34,19 @@ float *stepper_gradient(stepper *t, const int32_t *tokens, int64_t T, double sca
     return test_download(t->grad);
 }
 
+void test_prefill_open(const sp_model *m, int64_t T, sp_forecast weights, test_prefill *out) {
+    assert_ok(sp_workspace_make(m, T, &out->w));
+    assert_ok(sp_rope_table_make(m->backend, m->desc, T, false, &out->rope));
+    assert_ok(sp_forecast_upload(m->backend, &weights, &out->forecast));
+    sp_forecast_free(&weights);
+}
+
+void test_prefill_close(test_prefill *p) {
+    sp_workspace_free(&p->w);
+    sp_rope_table_free(&p->rope);
+    sp_forecast_device_free(&p->forecast);
+}
+
 double test_norm(const float *v, int64_t n) {
     double s = 0;
     for (int64_t i = 0; i < n; i++) s += (double)v[i] * v[i];

@@ -1,4 +1,5 @@
-// A distillation step with its weights and gradient at hand, for the tests of train/.
+// A distillation step with its weights and gradient at hand, and what a prefill needs: for the
+// tests of train/ and of selection.
 #ifndef SPARDA_TEST_STEPPER_H
 #define SPARDA_TEST_STEPPER_H
 
@@ -28,6 +29,15 @@ float *stepper_gradient(stepper *t, const int32_t *tokens, int64_t T, double sca
                         sp_distill_probe *probe);
 // Losses alone with the host weights, which are uploaded first.
 void stepper_losses(stepper *t, const int32_t *tokens, int64_t T, double *loss);
+
+// What a prefill of up to T tokens needs beside the model. Takes over `weights`.
+typedef struct test_prefill {
+    sp_workspace w;
+    sp_rope_table rope;
+    sp_forecast_device forecast;
+} test_prefill;
+void test_prefill_open(const sp_model *m, int64_t T, sp_forecast weights, test_prefill *out);
+void test_prefill_close(test_prefill *p);
 
 double test_norm(const float *v, int64_t n);
 void *test_filled(int64_t n, const char *what); // n zeroed 4-byte elements

@@ -97,8 +97,8 @@ static double thread_seconds(void) {
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-// OpenBLAS starts its threads when it is loaded, whether they will be used or not, and they look for
-// work for some 30 ms before they sleep.
+// OpenBLAS starts its threads when it is loaded, whether they will be used or not, and they look
+// for work for some 30 ms before they sleep.
 static void wait_for_idle_threads(void) {
     const struct timespec pause = {.tv_nsec = 20000000};
     for (int n = 0; n < 500; n++) {

@@ -53,10 +53,34 @@ static void check_needles(json_t *retrieval) {
     }
 }
 
+// 32 rows of text and SAMPLES needles a task at one length.
+static sp_pass pass_of(const sp_model *m, sp_forecast_device *trained,
+                       sp_forecast_device *untrained, int64_t *length, sp_report *report) {
+    static const sp_validate_args args;
+    return (sp_pass){.args = &args,
+                     .desc = m->desc,
+                     .model = m,
+                     .selection = sp_model_selection(m->desc, true),
+                     .shortlist = sp_model_shortlist(m->desc, true),
+                     .grid = sp_deployed_grid(m->desc),
+                     .fine = {2, 1},
+                     .chosen = 6,
+                     .trained = trained,
+                     .untrained = untrained,
+                     .text = {.corpus = true, .name = "corpus"},
+                     .needles = true,
+                     .lengths = length,
+                     .n_lengths = 1,
+                     .rows = 32,
+                     .samples = SAMPLES,
+                     .seed = 1,
+                     .noise_kl = NAN,
+                     .report = report};
+}
+
 static void test_readme_figures(void **state) {
     (void)state;
     const sp_model *m = test_tiny_base();
-    sp_validate_args args = {0};
     sp_report report;
     sp_forecast trained, random;
     sp_forecast_device on_trained, on_random;
@@ -69,25 +93,7 @@ static void test_readme_figures(void **state) {
     sp_forecast_init(&random, 1);
     assert_ok(sp_forecast_upload(m->backend, &trained, &on_trained));
     assert_ok(sp_forecast_upload(m->backend, &random, &on_random));
-    sp_pass p = {.args = &args,
-                 .desc = m->desc,
-                 .model = m,
-                 .selection = sp_model_selection(m->desc, true),
-                 .shortlist = sp_model_shortlist(m->desc, true),
-                 .grid = sp_deployed_grid(m->desc),
-                 .fine = {2, 1},
-                 .chosen = 6,
-                 .trained = &on_trained,
-                 .untrained = &on_random,
-                 .text = {.corpus = true, .name = "corpus"},
-                 .needles = true,
-                 .lengths = &length,
-                 .n_lengths = 1,
-                 .rows = 32,
-                 .samples = SAMPLES,
-                 .seed = 1,
-                 .noise_kl = NAN,
-                 .report = &report};
+    sp_pass p = pass_of(m, &on_trained, &on_random, &length, &report);
     assert_ok(sp_measure_quality(&p));
     json_t *loss = json_array_get(json_object_get(report.root, "lm_loss"), 0);
     printf("LM loss: dense %.4f, original %.4f, Forecast %.4f, untrained %.4f\n",
@@ -115,7 +121,6 @@ static void test_nosa_figures(void **state) {
         int count[TASKS];
     } want[] = {{"dense", {128, 125, 118}}, {"original", {127, 119, 114}}};
     const sp_model *m = test_tiny_nosa();
-    sp_validate_args args = {0};
     sp_report report;
     sp_forecast random;
     sp_forecast_device on_random;
@@ -124,25 +129,7 @@ static void test_nosa_figures(void **state) {
     assert_ok(sp_forecast_alloc(m->desc, &random));
     sp_forecast_init(&random, 1);
     assert_ok(sp_forecast_upload(m->backend, &random, &on_random));
-    sp_pass p = {.args = &args,
-                 .desc = m->desc,
-                 .model = m,
-                 .selection = sp_model_selection(m->desc, true),
-                 .shortlist = sp_model_shortlist(m->desc, true),
-                 .grid = sp_deployed_grid(m->desc),
-                 .fine = {2, 1},
-                 .chosen = 6,
-                 .trained = &on_random,
-                 .untrained = &on_random,
-                 .text = {.corpus = true, .name = "corpus"},
-                 .needles = true,
-                 .lengths = &length,
-                 .n_lengths = 1,
-                 .rows = 32,
-                 .samples = SAMPLES,
-                 .seed = 1,
-                 .noise_kl = NAN,
-                 .report = &report};
+    sp_pass p = pass_of(m, &on_random, &on_random, &length, &report);
     assert_ok(sp_measure_quality(&p));
     json_t *loss = json_array_get(json_object_get(report.root, "lm_loss"), 0);
     assert_within("LM loss, dense", sp_json_at(loss, "dense"), 1.6455, 5e-5);

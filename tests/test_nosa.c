@@ -45,28 +45,17 @@ static sp_forecast forecast(float factor) {
     return f;
 }
 
-static struct {
-    sp_workspace w;
-    sp_rope_table rope;
-    sp_forecast_device forecast;
-} shared;
+static test_prefill shared;
 
 static int group_setup(void **state) {
     (void)state;
-    const sp_model *m = test_tiny_nosa();
-    assert_ok(sp_workspace_make(m, RAGGED, &shared.w));
-    assert_ok(sp_rope_table_make(m->backend, m->desc, RAGGED, false, &shared.rope));
-    sp_forecast f = forecast(1);
-    assert_ok(sp_forecast_upload(m->backend, &f, &shared.forecast));
-    sp_forecast_free(&f);
+    test_prefill_open(test_tiny_nosa(), RAGGED, forecast(1), &shared);
     return 0;
 }
 
 static int group_teardown(void **state) {
     (void)state;
-    sp_workspace_free(&shared.w);
-    sp_rope_table_free(&shared.rope);
-    sp_forecast_device_free(&shared.forecast);
+    test_prefill_close(&shared);
     return 0;
 }
 

@@ -2,7 +2,7 @@
 // any shape.
 #include "common/util.h"
 #include "model/selection.h"
-#include "tests/golden.h"
+#include "tests/stepper.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -42,28 +42,17 @@ static sp_prefill_args args_for(sp_selector s) {
 }
 
 // Workspace, rope table and Forecast weights of the tiny base, shared by the tests.
-static struct {
-    sp_workspace w;
-    sp_rope_table rope;
-    sp_forecast_device forecast;
-} shared;
+static test_prefill shared;
 
 static int group_setup(void **state) {
     (void)state;
-    const sp_model *m = test_tiny_base();
-    assert_ok(sp_workspace_make(m, T0, &shared.w));
-    assert_ok(sp_rope_table_make(m->backend, m->desc, T0, false, &shared.rope));
-    sp_forecast f = golden_forecast(1);
-    assert_ok(sp_forecast_upload(m->backend, &f, &shared.forecast));
-    sp_forecast_free(&f);
+    test_prefill_open(test_tiny_base(), T0, golden_forecast(1), &shared);
     return 0;
 }
 
 static int group_teardown(void **state) {
     (void)state;
-    sp_workspace_free(&shared.w);
-    sp_rope_table_free(&shared.rope);
-    sp_forecast_device_free(&shared.forecast);
+    test_prefill_close(&shared);
     return 0;
 }
 

@@ -5,7 +5,9 @@
 #include "common/hash.h"
 #include "common/util.h"
 #include "infer/infinigen.h"
+#include "infer/prefill_engine.h"
 #include "validate/serve.h"
+#include "validate/stats.h"
 
 #include <malloc.h>
 #include <stdlib.h>
@@ -25,18 +27,6 @@ sp_status sp_engine_hand_over(const sp_engine *from, sp_infer *to, int64_t seq, 
         SP_TRY(sp_infer_fill(to, l, seq, k, v, cis, T, none));
     }
     return sp_infer_start(to, seq, T, next);
-}
-
-static sp_selector selector_of(sp_infer_mode m) {
-    if (m == SP_MODE_DENSE) return SP_SELECT_DENSE;
-    return sp_infer_mode_forecasts(m) ? SP_SELECT_FORECAST : SP_SELECT_ORIGINAL;
-}
-
-static int32_t most_likely(const float *logits, int64_t n) {
-    int64_t best = 0;
-    for (int64_t i = 1; i < n; i++)
-        if (logits[i] > logits[best]) best = i;
-    return (int32_t)best;
 }
 
 // InfiniGen's bases, from the queries of a dense prefill of the prompt; the batch shares those of
@@ -77,7 +67,8 @@ static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
                                            .allow_longer = a->engine.allow_longer},
                          &slow));
     bases b = {e, m->desc};
-    sp_engine_run r = {.selector = selector_of(a->engine.mode), .forecast = a->engine.forecast};
+    sp_engine_run r = {.selector = sp_infer_prefill_selector(a->engine.mode),
+                       .forecast = a->engine.forecast};
     if (a->engine.mode == SP_MODE_INFINIGEN)
         r = (sp_engine_run){
             .selector = SP_SELECT_DENSE, .probe = seq == 0 ? set_basis : NULL, .user = &b};
@@ -85,7 +76,7 @@ static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
     SP_GO(sp_engine_append(slow, p->tokens, p->n, 1));
     SP_GO(sp_alloc(&logits, m->desc->vocab, sizeof *logits, "logits"));
     SP_GO(sp_engine_logits(slow, 0, 1, logits));
-    SP_GO(sp_engine_hand_over(slow, e, seq, most_likely(logits, m->desc->vocab)));
+    SP_GO(sp_engine_hand_over(slow, e, seq, (int32_t)sp_logits_look(logits, m->desc->vocab).best));
 done:
     free(logits);
     sp_engine_close(slow);
