@@ -73,32 +73,41 @@ static int close_tiny(void **state) {
 
 static sp_serve_prompt prompts[PROMPTS];
 
-static sp_serve_run serve(sp_infer_mode mode, sp_transfer_kind kind, int64_t slots, bool no_graph,
-                          bool offload0, int64_t steps, const int32_t *forced) {
+static sp_serve_args serving(sp_infer_mode mode, sp_transfer_kind kind, int64_t slots,
+                             bool no_graph, bool offload0, int64_t steps, const int32_t *forced) {
     for (int p = 0; p < PROMPTS; p++) prompts[p] = (sp_serve_prompt){text[p], lengths[p]};
-    sp_serve_args a = {.engine = {.model = tiny.gpu_model,
-                                  .forecast = &tiny.on_gpu,
-                                  .mode = mode,
-                                  .batch = PROMPTS,
-                                  .max_tokens = MAX_TOKENS,
-                                  .slots = slots,
-                                  .transfer = kind,
-                                  .ctas = 4,
-                                  .no_graph = no_graph,
-                                  .offload_layer0 = offload0},
-                       .prompt = prompts,
-                       .steps = steps,
-                       .forced = forced,
-                       .check_copies = true,
-                       .keep_logits = forced != NULL};
+    return (sp_serve_args){.engine = {.model = tiny.gpu_model,
+                                      .forecast = &tiny.on_gpu,
+                                      .mode = mode,
+                                      .batch = PROMPTS,
+                                      .max_tokens = MAX_TOKENS,
+                                      .slots = slots,
+                                      .transfer = kind,
+                                      .ctas = 4,
+                                      .no_graph = no_graph,
+                                      .offload_layer0 = offload0},
+                           .prompt = prompts,
+                           .steps = steps,
+                           .forced = forced,
+                           .check_copies = true,
+                           .keep_logits = forced != NULL};
+}
+
+static sp_serve_run run_checked(const sp_serve_args *a) {
     sp_serve_run r;
-    assert_ok(sp_serve(&a, &r));
+    assert_ok(sp_serve(a, &r));
     assert_int_equal(r.units_different, 0);
     assert_int_equal(r.growth_device, 0);
     if (!small) assert_int_equal(sp_serve_leak(&r), 0);
     assert_int_equal(r.predicted.device, r.allocated.device);
     assert_int_equal(r.predicted.host, r.allocated.host);
     return r;
+}
+
+static sp_serve_run serve(sp_infer_mode mode, sp_transfer_kind kind, int64_t slots, bool no_graph,
+                          bool offload0, int64_t steps, const int32_t *forced) {
+    sp_serve_args a = serving(mode, kind, slots, no_graph, offload0, steps, forced);
+    return run_checked(&a);
 }
 
 static void assert_same(const char *what, const sp_serve_run *a, const sp_serve_run *b, bool maps) {
@@ -205,16 +214,23 @@ static void against_the_cpu_engine(void **state) {
         float *want =
             cpu_logits(test_backend(), tiny.on_cpu_model, &tiny.on_cpu, cases[i].selector, steps);
         float *simple = cpu_logits(gpu, tiny.gpu_model, &tiny.on_gpu, cases[i].selector, steps);
-        sp_serve_run r = serve(cases[i].mode, SP_TRANSFER_KERNEL, 0, false, false, steps, forced);
         int64_t rows = steps * PROMPTS;
-        double base = mean_kl(want, simple, rows), mine = mean_kl(want, r.kept, rows);
-        double e0 = test_rel_error(simple, want, rows * V),
-               e1 = test_rel_error(r.kept, want, rows * V);
-        printf("    %-16s KL to the CPU engine %.2e (simple engine %.2e), logits %.2e (%.2e)\n",
-               sp_infer_mode_name(cases[i].mode), mine, base, e1, e0);
-        assert_true(e1 <= 2 * e0 && e1 < 0.1);
+        double base = mean_kl(want, simple, rows), e0 = test_rel_error(simple, want, rows * V);
+        // Prompts by sp_infer_prefill, then by the simple engine.
+        for (int simply = 0; simply < 2; simply++) {
+            sp_serve_args a =
+                serving(cases[i].mode, SP_TRANSFER_KERNEL, 0, false, false, steps, forced);
+            a.simple_prefill = simply;
+            sp_serve_run r = run_checked(&a);
+            double mine = mean_kl(want, r.kept, rows), e1 = test_rel_error(r.kept, want, rows * V);
+            printf(
+                "    %-16s%s KL to the CPU engine %.2e (simple engine %.2e), logits %.2e (%.2e)\n",
+                sp_infer_mode_name(cases[i].mode), simply ? ", simple prefill" : "", mine, base, e1,
+                e0);
+            assert_true(e1 <= 2 * e0 && e1 < 0.1);
+            sp_serve_free(&r);
+        }
         free(want), free(simple);
-        sp_serve_free(&r);
     }
     free(forced);
 }

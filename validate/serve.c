@@ -54,7 +54,7 @@ done:
     return st;
 }
 
-static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
+static sp_status prefill_simply(const sp_serve_args *a, sp_infer *e, int64_t seq) {
     const sp_serve_prompt *p = &a->prompt[seq];
     const sp_model *m = a->engine.model;
     sp_engine *slow = NULL;
@@ -80,6 +80,28 @@ static sp_status prefill(const sp_serve_args *a, sp_infer *e, int64_t seq) {
 done:
     free(logits);
     sp_engine_close(slow);
+    return st;
+}
+
+static sp_status prefill_all(const sp_serve_args *a, sp_infer *e) {
+    const sp_infer_args *x = &a->engine;
+    sp_prefiller *p = NULL;
+    sp_status st = SP_OK;
+    if (a->simple_prefill || x->mode == SP_MODE_INFINIGEN) {
+        for (int64_t b = 0; b < x->batch; b++) SP_TRY(prefill_simply(a, e, b));
+        return SP_OK;
+    }
+    sp_prefiller_args args = {.model = x->model,
+                              .forecast = x->forecast,
+                              .selector = sp_infer_prefill_selector(x->mode),
+                              .max_tokens = x->max_tokens,
+                              .allow_longer = x->allow_longer};
+    for (int64_t b = 0; b < x->batch; b++)
+        if (a->prompt[b].n > args.max_prompt) args.max_prompt = a->prompt[b].n;
+    SP_TRY(sp_prefiller_open(&args, &p));
+    for (int64_t b = 0; b < x->batch && st == SP_OK; b++)
+        st = sp_infer_prefill(p, e, b, a->prompt[b].tokens, a->prompt[b].n, NULL);
+    sp_prefiller_close(p);
     return st;
 }
 
@@ -224,9 +246,7 @@ static sp_status prepare(serving *s) {
     SP_TRY(sp_decode_free_memory(be, &after));
     r->measured_device = before - after;
     sp_infer_allocated(s->e, &r->allocated);
-    for (int64_t b = 0; b < B; b++)
-        SP_TRY(a->prefill ? a->prefill(a->user, s->e, b) : prefill(a, s->e, b));
-    return SP_OK;
+    return prefill_all(a, s->e);
 }
 
 static sp_status run(serving *s) {

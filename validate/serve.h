@@ -19,10 +19,9 @@ typedef struct sp_serve_prompt {
 typedef struct sp_serve_args {
     sp_infer_args engine;          // batch is the number of prompts
     const sp_serve_prompt *prompt; // [batch]
-    // NULL: `engine`'s model prefills each prompt with the selector of its mode. Else it does, and
-    // calls sp_infer_start.
-    sp_status (*prefill)(void *user, sp_infer *e, int64_t seq);
-    void *user;
+    // Prompts are prefilled under the selector of the mode, by sp_infer_prefill; or by the engine
+    // of validate/engine.h, as those of InfiniGen are, whose bases come from its queries.
+    bool simple_prefill;
     int64_t steps;
     const int32_t *forced; // [steps][batch] tokens to append; NULL: the most likely ones
     bool check_copies;     // compare every copied unit with its home, each step
@@ -49,8 +48,9 @@ typedef struct sp_serve_run {
 sp_status sp_serve(const sp_serve_args *a, sp_serve_run *out);
 void sp_serve_free(sp_serve_run *r);
 
-// Bytes that the steps took and did not give back: any on the device; on the host, where what malloc
-// keeps for its threads varies by a few pieces, at least its smallest piece (32 bytes) a step.
+// Bytes that the steps took and did not give back: any on the device; on the host, where what
+// malloc keeps for its threads varies by a few pieces, at least its smallest piece (32 bytes) a
+// step.
 int64_t sp_serve_leak(const sp_serve_run *r);
 
 // The first step whose logits, lists or (if `maps`) slot maps differ; -1 if none does.
