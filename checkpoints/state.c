@@ -398,6 +398,23 @@ static sp_status damaged(const char *path, const char *group, const char *name, 
                     group, name, why);
 }
 
+static hid_t open_group(hid_t file, const char *name) {
+    return sp_h5_look(file, name) == SP_H5_OBJECT ? H5Gopen2(file, name, H5P_DEFAULT) : -1;
+}
+
+// A data set as this format has them: no link, and its values in this file and in one piece.
+static hid_t open_data(hid_t group, const char *name) {
+    if (sp_h5_look(group, name) != SP_H5_OBJECT) return -1;
+    hid_t d = H5Dopen2(group, name, H5P_DEFAULT);
+    if (d < 0) return -1;
+    hid_t plist = H5Dget_create_plist(d);
+    bool fits = !sp_h5_stored_elsewhere(d) && H5Pget_layout(plist) == H5D_CONTIGUOUS;
+    H5Pclose(plist);
+    if (fits) return d;
+    H5Dclose(d);
+    return -1;
+}
+
 // One attribute as bytes of `memory_type`, after its class and size were checked.
 static sp_status get_attribute(hid_t at, const char *path, const char *group, const char *name,
                                H5T_class_t class, size_t size, hid_t memory_type, void *value) {
@@ -489,8 +506,9 @@ static sp_status get_field(hid_t at, const char *path, sp_train_state *s, const 
 
 static sp_status read_attributes(hid_t file, const char *path, sp_train_state *s, sp_text *list) {
     for (size_t g = 0; g < sizeof attribute_groups / sizeof attribute_groups[0]; g++) {
-        hid_t group = H5Gopen2(file, attribute_groups[g], H5P_DEFAULT);
-        if (group < 0) return damaged(path, "", attribute_groups[g], sp_h5_reason());
+        hid_t group = open_group(file, attribute_groups[g]);
+        if (group < 0)
+            return damaged(path, "", attribute_groups[g], "is missing, unreadable or a link");
         sp_status st = SP_OK;
         for (int i = 0; st == SP_OK && i < N_FIELDS; i++) {
             if (strcmp(fields[i].group, attribute_groups[g]) != 0) continue;
@@ -506,8 +524,10 @@ static sp_status read_attributes(hid_t file, const char *path, sp_train_state *s
 // Checks the stored type and shape, reads, compares the checksum.
 static sp_status get_tensor(hid_t group, const char *path, const char *group_name, const char *name,
                             int64_t rows, int64_t cols, float *out, uint64_t *sum) {
-    hid_t d = H5Dopen2(group, name, H5P_DEFAULT);
-    if (d < 0) return damaged(path, group_name, name, "is missing or unreadable");
+    hid_t d = open_data(group, name);
+    if (d < 0)
+        return damaged(path, group_name, name,
+                       "is missing, unreadable, a link or not stored in one piece");
     hid_t t = H5Dget_type(d), space = H5Dget_space(d);
     hsize_t shape[2] = {0};
     uint64_t stored = 0;
@@ -549,8 +569,8 @@ static sp_status read_tensors(hid_t file, const char *path, sp_train_state *s, s
         float *data = NULL;
         SP_TRY(sp_alloc(&data, n * size, sizeof *data, tensor_groups[g]));
         *(g == 0 ? &w->w : g == 1 ? &s->exp_avg : &s->exp_avg_sq) = data;
-        hid_t group = H5Gopen2(file, tensor_groups[g], H5P_DEFAULT);
-        if (group < 0) return damaged(path, "", tensor_groups[g], sp_h5_reason());
+        hid_t group = open_group(file, tensor_groups[g]);
+        if (group < 0) return damaged(path, "", tensor_groups[g], "is unreadable or a link");
         sp_status st = SP_OK;
         for (int64_t l = 0; st == SP_OK && l < n; l++) {
             char name[64];
@@ -569,8 +589,10 @@ static sp_status read_tensors(hid_t file, const char *path, sp_train_state *s, s
 }
 
 static sp_status read_config(hid_t file, const char *path, sp_train_state *s, sp_text *list) {
-    hid_t d = H5Dopen2(file, "config", H5P_DEFAULT);
-    if (d < 0) return damaged(path, "", "config", "is missing or unreadable");
+    hid_t d = open_data(file, "config");
+    if (d < 0)
+        return damaged(path, "", "config",
+                       "is missing, unreadable, a link or not stored in one piece");
     hid_t t = H5Dget_type(d), space = H5Dget_space(d);
     size_t size = H5Tget_size(t);
     uint64_t stored = 0, sum = 0;
@@ -679,8 +701,8 @@ sp_status sp_state_peek_step(const char *path, int64_t *step) {
     uint64_t mark;
     sp_h5_begin();
     sp_status st = open_state(path, &file, &mark);
-    if (st == SP_OK && (group = H5Gopen2(file, "training", H5P_DEFAULT)) < 0)
-        st = damaged(path, "", "training", sp_h5_reason());
+    if (st == SP_OK && (group = open_group(file, "training")) < 0)
+        st = damaged(path, "", "training", "is missing, unreadable or a link");
     if (st == SP_OK) st = get_int(group, path, "training", "step", step);
     if (group >= 0) H5Gclose(group);
     if (file >= 0) H5Fclose(file);

@@ -13,6 +13,7 @@ static void make_lock(void) {
     // The library's own end-of-process cleaning writes again to files whose disk was full, and
     // crashes. Whoever opens a file closes it.
     H5dont_atexit();
+    H5PLset_loading_state(0); // no code because a file names a filter
     pthread_mutexattr_t a;
     pthread_mutexattr_init(&a);
     pthread_mutexattr_settype(&a, PTHREAD_MUTEX_RECURSIVE);
@@ -65,4 +66,39 @@ hid_t sp_h5_open_readonly(const char *path) {
 #endif
     }
     return H5Fopen(path, H5F_ACC_RDONLY, fapl);
+}
+
+sp_h5_member sp_h5_look(hid_t group, const char *name) {
+    H5L_info_t info;
+    if (H5Lexists(group, name, H5P_DEFAULT) <= 0) return SP_H5_ABSENT;
+    return H5Lget_info(group, name, &info, H5P_DEFAULT) >= 0 && info.type == H5L_TYPE_HARD
+               ? SP_H5_OBJECT
+               : SP_H5_LINK;
+}
+
+const char *sp_h5_stored_elsewhere(hid_t data_set) {
+    hid_t plist = H5Dget_create_plist(data_set);
+    const char *where = NULL;
+    H5D_layout_t layout = H5Pget_layout(plist);
+    if (plist < 0 || layout < 0)
+        where = "in an unknown way";
+    else if (layout == H5D_VIRTUAL)
+        where = "in other data sets (it is virtual)";
+    else if (H5Pget_external_count(plist) != 0)
+        where = "in other files";
+    H5Pclose(plist);
+    return where;
+}
+
+bool sp_h5_usual_filters(hid_t plist) {
+    int n = H5Pget_nfilters(plist);
+    for (int i = 0; i < n; i++) {
+        unsigned flags, config;
+        size_t values = 0;
+        H5Z_filter_t f =
+            H5Pget_filter2(plist, (unsigned)i, &flags, &values, NULL, 0, NULL, &config);
+        if (f != H5Z_FILTER_DEFLATE && f != H5Z_FILTER_SHUFFLE && f != H5Z_FILTER_FLETCHER32)
+            return false;
+    }
+    return n >= 0;
 }

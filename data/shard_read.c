@@ -35,8 +35,7 @@ typedef struct shard {
 static shard *newest, *oldest;
 static int n_open;
 
-// ---- small pieces of HDF5; between sp_h5_begin and sp_h5_end
-// -------------------------------------
+// ---- small pieces of HDF5; between sp_h5_begin and sp_h5_end ------------------------------------
 
 static sp_status bad(const char *path, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 static sp_status bad(const char *path, const char *fmt, ...) {
@@ -75,7 +74,7 @@ static sp_status explain_open(const char *path) {
 static sp_status get_integer(hid_t object, const char *path, const char *name, int64_t *out) {
     if (H5Aexists(object, name) <= 0) return bad(path, "the attribute '%s' is missing", name);
     hid_t a = H5Aopen(object, name, H5P_DEFAULT), type = H5Aget_type(a), space = H5Aget_space(a);
-    bool ok = a >= 0 && H5Tget_class(type) == H5T_INTEGER &&
+    bool ok = a >= 0 && H5Tget_class(type) == H5T_INTEGER && H5Tget_size(type) <= 8 &&
               H5Sget_simple_extent_npoints(space) == 1 && H5Aread(a, H5T_NATIVE_INT64, out) >= 0;
     H5Sclose(space);
     H5Tclose(type);
@@ -95,6 +94,9 @@ static sp_status get_text(hid_t object, const char *path, const char *name, char
         char *text = NULL;
         if (H5Aread(a, type, &text) < 0 || !text)
             st = bad(path, "the attribute '%s' cannot be read", name);
+        else if (strlen(text) > SP_SHARD_TEXT_MAX)
+            st = bad(path, "the attribute '%s' has %zu bytes; at most %d are expected", name,
+                     strlen(text), SP_SHARD_TEXT_MAX);
         else
             *out = sp_strdup(text);
         if (text) H5free_memory(text);
@@ -119,13 +121,29 @@ static sp_status open_set(hid_t file, const char *path, const char *name, int si
                           hid_t *out, int64_t *n) {
     *out = -1;
     *n = 0;
-    if (H5Lexists(file, name, H5P_DEFAULT) <= 0)
+    switch (sp_h5_look(file, name)) {
+    case SP_H5_ABSENT:
         return bad(path, "the data set '%s' is missing", name);
+    case SP_H5_LINK:
+        return bad(path,
+                   "'%s' is a link, which could lead to another file and is not followed; store "
+                   "the data set itself under this name",
+                   name);
+    case SP_H5_OBJECT:
+        break;
+    }
     hid_t access = H5Pcreate(H5P_DATASET_ACCESS);
     H5Pset_chunk_cache(access, 0, 0, 1.0); // a row is read as it lies, without its whole chunk
     hid_t d = H5Dopen2(file, name, access);
     H5Pclose(access);
     if (d < 0) return bad(path, "'%s' cannot be opened as a data set: %s", name, sp_h5_reason());
+    const char *elsewhere = sp_h5_stored_elsewhere(d);
+    if (elsewhere) {
+        H5Dclose(d);
+        return bad(path,
+                   "the values of '%s' are stored %s, which are not read; store them in this file",
+                   name, elsewhere);
+    }
 
     hid_t type = H5Dget_type(d), space = H5Dget_space(d), plist = H5Dget_create_plist(d);
     H5T_class_t class = H5Tget_class(type);
@@ -141,13 +159,30 @@ static sp_status open_set(hid_t file, const char *path, const char *name, int si
              H5Sget_simple_extent_dims(space, &dim, NULL) != 1)
         st = bad(path, "'%s' must have one dimension", name);
     if (st == SP_OK) {
-        // No filter of HDF5 packs more than about 1:1030.
-        int64_t stored = (int64_t)H5Dget_storage_size(d), need, most;
+        // No filter of HDF5 packs more than about 1:1030. What is said to be stored is a claim,
+        // too: overlapping chunks or a length beyond the end of the file.
+        hsize_t file_bytes = 0, chunk = 0;
+        int64_t stored = (int64_t)H5Dget_storage_size(d), need, most, chunk_bytes = 0;
         bool packed = H5Pget_nfilters(plist) > 0;
-        if (dim > INT64_MAX || !sp_mul((int64_t)dim, (int64_t)H5Tget_size(type), &need) ||
-            !sp_mul(stored, packed ? 1100 : 1, &most) || need > most)
+        int64_t element = (int64_t)H5Tget_size(type);
+        H5Fget_filesize(file, &file_bytes);
+        if (packed && H5Pget_chunk(plist, 1, &chunk) != 1) chunk = 0;
+        if (!sp_h5_usual_filters(plist))
+            st = bad(path,
+                     "'%s' has a filter that is not read; known are deflate (gzip), shuffle and "
+                     "fletcher32",
+                     name);
+        else if (dim > INT64_MAX || !sp_mul((int64_t)dim, element, &need) || stored < 0 ||
+                 !sp_mul(stored, packed ? 1100 : 1, &most) || need > most)
             st = bad(path, "'%s' claims %llu elements, but only %lld bytes are stored", name,
                      (unsigned long long)dim, (long long)stored);
+        else if ((hsize_t)stored > file_bytes)
+            st = bad(path, "'%s' claims %lld stored bytes in a file of %llu", name,
+                     (long long)stored, (unsigned long long)file_bytes);
+        else if (stored > 0 && packed &&
+                 (!sp_mul((int64_t)chunk, element, &chunk_bytes) || chunk_bytes > most))
+            st = bad(path, "'%s' has chunks of %llu elements, but only %lld bytes are stored", name,
+                     (unsigned long long)chunk, (long long)stored);
     }
     H5Pclose(plist);
     H5Sclose(space);
@@ -161,20 +196,24 @@ static sp_status open_set(hid_t file, const char *path, const char *name, int si
     return SP_OK;
 }
 
-static bool read_range(hid_t set, hid_t memory_type, int64_t start, int64_t n, void *out) {
+static bool read_with(hid_t transfer, hid_t set, hid_t memory_type, int64_t start, int64_t n,
+                      void *out) {
     if (n == 0) return true;
     hsize_t from = (hsize_t)start, count = (hsize_t)n;
     hid_t file = H5Dget_space(set), memory = H5Screate_simple(1, &count, NULL);
     bool ok = file >= 0 && memory >= 0 &&
               H5Sselect_hyperslab(file, H5S_SELECT_SET, &from, NULL, &count, NULL) >= 0 &&
-              H5Dread(set, memory_type, memory, file, H5P_DEFAULT, out) >= 0;
+              H5Dread(set, memory_type, memory, file, transfer, out) >= 0;
     H5Sclose(memory);
     H5Sclose(file);
     return ok;
 }
 
-// ---- walking through a column in checksum blocks
-// -------------------------------------------------
+static bool read_range(hid_t set, hid_t memory_type, int64_t start, int64_t n, void *out) {
+    return read_with(H5P_DEFAULT, set, memory_type, start, n, out);
+}
+
+// ---- walking through a column in checksum blocks ------------------------------------------------
 
 typedef sp_status (*visit)(void *user, const void *values, int64_t first, int64_t n);
 
@@ -193,7 +232,7 @@ static sp_status get_checksums(const walk_args *w, uint64_t **sum, int64_t *bloc
     sp_status st = SP_OK;
     hid_t set = -1;
     int64_t n = 0;
-    if (H5Lexists(w->file, name, H5P_DEFAULT) > 0) {
+    if (sp_h5_look(w->file, name) != SP_H5_ABSENT) {
         SP_GO(open_set(w->file, w->path, name, 8, false, &set, &n));
         SP_GO(get_integer(set, w->path, "block", block));
         if (*block < 1 || *block > SP_SHARD_BLOCK_MAX ||
@@ -250,8 +289,7 @@ done:
     return st;
 }
 
-// ---- the columns
-// ---------------------------------------------------------------------------------
+// ---- the columns --------------------------------------------------------------------------------
 
 typedef struct offset_args {
     shard *s;
@@ -287,6 +325,32 @@ static sp_status take_offsets(void *user, const void *values, int64_t first, int
     return SP_OK;
 }
 
+// Memory for names of variable length. Any number of them may refer to the same bytes of the file,
+// so there is a limit for all, too.
+static void *name_alloc(size_t bytes, void *user) {
+    int64_t *left = user;
+    if (bytes > SP_SHARD_TEXT_MAX + 1 || (int64_t)bytes > *left) return NULL;
+    *left -= (int64_t)bytes;
+    return malloc(bytes);
+}
+
+static void name_free(void *p, void *user) {
+    (void)user;
+    free(p);
+}
+
+static bool read_variable(shard *s, hid_t file, hid_t set, hid_t type, int64_t n, char **texts) {
+    hsize_t file_bytes = 0;
+    H5Fget_filesize(file, &file_bytes);
+    int64_t left = (int64_t)file_bytes + n; // every name and its final zero
+    hid_t transfer = H5Pcreate(H5P_DATASET_XFER);
+    H5Pset_vlen_mem_manager(transfer, name_alloc, &left, name_free, NULL);
+    bool ok = read_with(transfer, set, type, 0, n, texts);
+    H5Pclose(transfer);
+    for (int64_t i = 0; i < n; i++) s->base.domain[i] = texts[i] ? texts[i] : sp_strdup("");
+    return ok;
+}
+
 static sp_status read_names(shard *s, hid_t file) {
     const char *path = s->base.path;
     hid_t set = -1, type = -1;
@@ -309,11 +373,7 @@ static sp_status read_names(shard *s, hid_t file) {
     bool ok;
     if (variable) {
         SP_GO(sp_alloc(&texts, n, sizeof *texts, "domain names"));
-        ok = read_range(set, type, 0, n, texts);
-        for (int64_t i = 0; i < n; i++) {
-            s->base.domain[i] = sp_strdup(texts[i] ? texts[i] : "");
-            if (texts[i]) H5free_memory(texts[i]);
-        }
+        ok = read_variable(s, file, set, type, n, texts);
     } else {
         SP_GO(sp_alloc(&table, n, width, "domain names"));
         ok = read_range(set, type, 0, n, table);
@@ -333,8 +393,8 @@ done:
 
 // A shard without a table of domains is one domain, named after the file.
 static sp_status read_domain_table(shard *s, hid_t file) {
-    bool column = H5Lexists(file, "domain", H5P_DEFAULT) > 0;
-    bool names = H5Lexists(file, "domain_names", H5P_DEFAULT) > 0;
+    bool column = sp_h5_look(file, "domain") != SP_H5_ABSENT;
+    bool names = sp_h5_look(file, "domain_names") != SP_H5_ABSENT;
     if (column != names)
         return bad(s->base.path, "'domain' and 'domain_names' must come together; '%s' is missing",
                    column ? "domain_names" : "domain");
@@ -419,8 +479,7 @@ done:
     return st;
 }
 
-// ---- open shards; all of it under the HDF5 lock
-// --------------------------------------------------
+// ---- open shards; all of it under the HDF5 lock -------------------------------------------------
 
 static void unlink_shard(shard *s) {
     *(s->newer ? &s->newer->older : &newest) = s->older;
@@ -471,8 +530,7 @@ static sp_status ensure_open(shard *s) {
     return SP_OK;
 }
 
-// ---- operations of a source
-// ----------------------------------------------------------------------
+// ---- operations of a source ---------------------------------------------------------------------
 
 // Opens what was only described by a list so far.
 static sp_status load(const sp_source *base) {
@@ -662,8 +720,7 @@ sp_status sp_shard_open_later(sp_source *like, sp_source **out) {
     return SP_OK;
 }
 
-// ---- verification
-// --------------------------------------------------------------------------------
+// ---- verification -------------------------------------------------------------------------------
 
 // Blocks of tokens become rows: those inside a block are shown where they lie, one that reaches
 // over a border is joined in a buffer.

@@ -64,6 +64,18 @@ echo "training: $calls calls"
 [ "$calls" -gt 20 ] || complain "only $calls calls counted in training"
 each die_in_training "$calls"
 
+# Killed between the last file and what belongs to its save: the pointer and the older files.
+# shellcheck disable=SC2086
+check 0 train killed --force $options --set keep_last=4
+echo step-0000003.h5 >"$work/killed/checkpoints/latest"
+echo step-0000004.h5 >"$work/killed/checkpoints/.latest.tmp.1"
+sed -i 's/"status": "finished"/"status": "running"/' "$work/killed/run.json"
+# shellcheck disable=SC2086
+check 0 train killed --resume=auto $options
+have=$(cd "$work/killed/checkpoints" && find . -type f | sort | tr '\n' ' ')
+[ "$have" = './latest ./step-0000003.h5 ./step-0000004.h5 ' ] || complain "after the last save: $have"
+grep -q step-0000004 "$work/killed/checkpoints/latest" || complain 'latest is not the last one'
+
 # ---- export ---------------------------------------------------------------------------------------
 check 0 "$sparda" export "$work/straight" --out "$work/export"
 die_in_export() {

@@ -13,8 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ---- round trip
-// ----------------------------------------------------------------------------------
+// ---- round trip ---------------------------------------------------------------------------------
 
 // Lengths around the chunk of 2^18 tokens, and more rows than the block of 8192.
 static void every_row_comes_back(void **state) {
@@ -140,8 +139,7 @@ static void thousands_of_domain_names_fit(void **state) {
     free(path);
 }
 
-// ---- damage
-// --------------------------------------------------------------------------------------
+// ---- damage -------------------------------------------------------------------------------------
 
 static void a_flipped_bit_is_found(void **state) {
     (void)state;
@@ -194,8 +192,7 @@ static void a_file_cut_short_is_refused(void **state) {
     free(cut);
 }
 
-// ---- foreign files
-// -------------------------------------------------------------------------------
+// ---- foreign files ------------------------------------------------------------------------------
 
 // A shard as another program might write it, with one thing wrong; the defaults are right.
 typedef struct foreign {
@@ -447,8 +444,127 @@ static void faulty_files_are_refused(void **state) {
     free(path);
 }
 
-// ---- the machine
-// ---------------------------------------------------------------------------------
+// ---- other files: the data sets of a right shard replaced by what leads out of the file ---------
+
+typedef struct detour {
+    const char *name, *says;
+    enum { SOFT, EXTERNAL, VIRTUAL, FILES, FILTER } how;
+} detour;
+
+static void take_detour(hid_t file, const char *other, const detour *d) {
+    hid_t set = H5Dopen2(file, d->name, H5P_DEFAULT), type = H5Dget_type(set);
+    hid_t space = H5Dget_space(set), plist = H5Pcreate(H5P_DATASET_CREATE);
+    hsize_t chunk = 2;
+    H5Dclose(set);
+    assert_true(H5Lmove(file, d->name, file, "kept", H5P_DEFAULT, H5P_DEFAULT) >= 0);
+    if (d->how == SOFT) {
+        assert_true(H5Lcreate_soft("/kept", file, d->name, H5P_DEFAULT, H5P_DEFAULT) >= 0);
+    } else if (d->how == EXTERNAL) {
+        assert_true(H5Lcreate_external(other, d->name, file, d->name, H5P_DEFAULT, H5P_DEFAULT) >=
+                    0);
+    } else {
+        if (d->how == VIRTUAL) H5Pset_virtual(plist, space, other, d->name, space);
+        if (d->how == FILES) H5Pset_external(plist, other, 0, H5F_UNLIMITED);
+        if (d->how == FILTER) {
+            H5Pset_chunk(plist, 1, &chunk);
+            H5Pset_scaleoffset(plist, H5Z_SO_INT, 0);
+        }
+        hid_t made = H5Dcreate2(file, d->name, type, space, H5P_DEFAULT, plist, H5P_DEFAULT);
+        assert_true(made >= 0);
+        H5Dclose(made);
+    }
+    H5Pclose(plist);
+    H5Sclose(space);
+    H5Tclose(type);
+}
+
+static void a_shard_opens_no_other_file(void **state) {
+    (void)state;
+    foreign f = right;
+    f.n_domain = 3;
+    f.names = true;
+    f.n_sums = 3;
+    f.sum_block = 2;
+    char *path = make_foreign(&f), *other = sp_path_join(test_tmpdir(), "other.h5");
+    assert_int_equal(rename(path, other), 0); // all of the same is in the other file, too
+    static const char link[] = "is a link, which could lead to another file";
+    const detour detours[] = {
+        {"tokens", link, SOFT},
+        {"tokens", link, EXTERNAL},
+        {"offsets", link, EXTERNAL},
+        {"domain", link, EXTERNAL},
+        {"domain_names", link, EXTERNAL},
+        {"tokens", "'tokens' are stored in other data sets", VIRTUAL},
+        {"offsets", "'offsets' are stored in other data sets", VIRTUAL},
+        {"tokens", "'tokens' are stored in other files", FILES},
+        {"domain", "'domain' are stored in other files", FILES},
+        {"domain_names", "'domain_names' are stored in other files", FILES},
+        {"tokens", "'tokens' has a filter that is not read", FILTER},
+    };
+    for (size_t i = 0; i < sizeof detours / sizeof detours[0]; i++) {
+        free(make_foreign(&f));
+        sp_h5_begin();
+        hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+        take_detour(file, other, &detours[i]);
+        assert_true(H5Fclose(file) >= 0);
+        sp_h5_end();
+        sp_dataset *d;
+        assert_fails(open_path(path, &d), SP_BAD_INPUT, detours[i].says);
+    }
+    // checksums are looked at only when they are used
+    free(make_foreign(&f));
+    sp_h5_begin();
+    hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+    take_detour(file, other, &(detour){"tokens_xxh3", link, EXTERNAL});
+    assert_true(H5Fclose(file) >= 0);
+    sp_h5_end();
+    int64_t checked;
+    assert_fails(sp_shard_verify(path, &checked), SP_BAD_INPUT, link);
+    free(path);
+    free(other);
+}
+
+// A million names that are all the same long text of the file: the text once, but not for each.
+static void names_take_no_more_memory_than_the_file(void **state) {
+    (void)state;
+    enum { NAMES = 100000, LONG = 3000 };
+    foreign f = right;
+    f.n_domain = 3;
+    f.names = f.variable_names = true;
+    char *path = make_foreign(&f), *text = malloc(LONG + 1), *bytes;
+    int64_t size;
+    memset(text, 'x', LONG);
+    text[LONG] = 0;
+    const char **name = malloc(NAMES * sizeof *name);
+    for (int i = 0; i < NAMES; i++) name[i] = i ? "y" : text;
+    sp_h5_begin();
+    hid_t file = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);
+    assert_true(H5Ldelete(file, "domain_names", H5P_DEFAULT) >= 0);
+    H5Dclose(put_set(file, "domain_names", type, 1, (hsize_t[]){NAMES}, type, name, false));
+    H5Tclose(type);
+    assert_true(H5Fclose(file) >= 0);
+    sp_h5_end();
+    sp_dataset *d;
+    assert_ok(open_path(path, &d));
+    sp_dataset_close(d);
+    // A name is a length of 4 bytes, an address of 8 and a number of 4: all those that follow the
+    // long one become the same.
+    assert_ok(sp_read_file(path, 1 << 24, &bytes, &size));
+    char first[16] = {(char)(LONG & 255), (char)(LONG >> 8)};
+    char *at = memmem(bytes, (size_t)size, first, 4);
+    assert_non_null(at);
+    assert_true(at + 16L * NAMES <= bytes + size);
+    for (int i = 1; i < NAMES; i++) memcpy(at + 16L * i, at, 16);
+    assert_ok(sp_write_file(path, bytes, size));
+    assert_fails(open_path(path, &d), SP_BAD_INPUT, "'domain_names' cannot be read");
+    free(bytes);
+    free(text);
+    free(name);
+    free(path);
+}
+
+// ---- the machine --------------------------------------------------------------------------------
 
 // A full disk, as a file-size limit (bugs.md S13): an error, nothing left, and the next file works.
 static void a_full_disk_is_an_error(void **state) {
@@ -541,6 +657,8 @@ int main(void) {
         cmocka_unit_test(a_file_cut_short_is_refused),
         cmocka_unit_test(files_of_other_writers_are_read),
         cmocka_unit_test(faulty_files_are_refused),
+        cmocka_unit_test(a_shard_opens_no_other_file),
+        cmocka_unit_test(names_take_no_more_memory_than_the_file),
         cmocka_unit_test(a_full_disk_is_an_error),
         cmocka_unit_test(locked_and_read_only_files_are_read),
         cmocka_unit_test(a_shard_that_changes_in_use_is_noticed),

@@ -278,6 +278,41 @@ static void wrong_files(void **unused) {
     free(path), free(missing);
 }
 
+// A part that a link or its storage would fetch from another, right file.
+static void a_state_opens_no_other_file(void **unused) {
+    (void)unused;
+    char *path = in_tmp("links.h5"), *other = in_tmp("right.h5");
+    static const char *const names[] = {"base", "weights", "config",
+                                        "weights/model.layers.0.self_attn.q_future_proj.weight"};
+    sp_train_state s = make_state(6), r;
+    assert_ok(sp_state_save(other, &s));
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        assert_ok(sp_state_save(path, &s));
+        sp_h5_begin();
+        hid_t f = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+        assert_true(H5Ldelete(f, names[i], H5P_DEFAULT) >= 0);
+        assert_true(H5Lcreate_external(other, names[i], f, names[i], H5P_DEFAULT, H5P_DEFAULT) >=
+                    0);
+        H5Fclose(f);
+        sp_h5_end();
+        assert_fails(sp_state_load(path, &r), SP_BAD_INPUT, "a link");
+    }
+    assert_ok(sp_state_save(path, &s));
+    sp_h5_begin();
+    hid_t f = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT), plist = H5Pcreate(H5P_DATASET_CREATE);
+    hid_t d = H5Dopen2(f, names[3], H5P_DEFAULT), type = H5Dget_type(d), space = H5Dget_space(d);
+    H5Dclose(d);
+    H5Ldelete(f, names[3], H5P_DEFAULT);
+    H5Pset_external(plist, other, 0, H5F_UNLIMITED);
+    d = H5Dcreate2(f, names[3], type, space, H5P_DEFAULT, plist, H5P_DEFAULT);
+    assert_true(d >= 0);
+    H5Dclose(d), H5Sclose(space), H5Tclose(type), H5Pclose(plist), H5Fclose(f);
+    sp_h5_end();
+    assert_fails(sp_state_load(path, &r), SP_BAD_INPUT, "not stored in one piece");
+    sp_train_state_free(&s);
+    free(path), free(other);
+}
+
 // One tensor exchanged for another of the same shape, checksum included: the end mark sees it.
 static void exchanged_tensor(void **unused) {
     (void)unused;
@@ -496,6 +531,7 @@ int main(void) {
         cmocka_unit_test(truncated),
         cmocka_unit_test(flipped),
         cmocka_unit_test(damage_names_the_tensor),
+        cmocka_unit_test(a_state_opens_no_other_file),
         cmocka_unit_test(wrong_files),
         cmocka_unit_test(exchanged_tensor),
         cmocka_unit_test(save_failures),

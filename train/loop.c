@@ -279,6 +279,9 @@ static sp_status save_last(sp_trainer *t) {
         if (st != SP_OK)
             sp_error_prefix("step %lld is done but could not be saved; the newest checkpoint is %s",
                             (long long)t->at.step, t->newest ? t->newest : "none");
+    } else if (t->ranks->rank == 0 && t->resumed) {
+        // The run was killed right after its last file: what belongs to that save is made up for.
+        st = sp_trainer_conclude_save(t, t->newest);
     }
     return sp_ranks_agree(st);
 }

@@ -175,25 +175,30 @@ static sp_status write_state(sp_trainer *t, const char *path) {
     return st;
 }
 
-sp_status sp_trainer_save(sp_trainer *t) {
+sp_status sp_trainer_conclude_save(sp_trainer *t, const char *path) {
     const char *dir = t->folder.dir;
-    char *path = sp_checkpoint_path(dir, t->at.step);
+    SP_TRY(sp_latest_write(dir, path));
+    sp_run_set(&t->folder, "step", json_integer(t->at.step));
+    sp_run_set(&t->folder, "tokens", json_integer(t->at.tokens));
+    sp_run_set(&t->folder, "checkpoint", json_sprintf("checkpoints/%s", sp_path_base(path)));
+    // Old files are in nobody's way: failing to remove them is no failed save.
+    if (sp_rotate_checkpoints(dir, t->config->keep_last, t->config->keep_every, path,
+                              t->folder.checkpoint) != SP_OK ||
+        sp_run_write_info(&t->folder) != SP_OK)
+        sp_warn("%s", sp_error_text());
+    return SP_OK;
+}
+
+sp_status sp_trainer_save(sp_trainer *t) {
+    char *path = sp_checkpoint_path(t->folder.dir, t->at.step);
     sp_status st = path ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     if (st == SP_OK) st = sp_metrics_sync(t->metrics); // resume continues these lines
     if (st == SP_OK) st = write_state(t, path);
-    if (st == SP_OK) st = sp_latest_write(dir, path);
+    if (st == SP_OK) st = sp_trainer_conclude_save(t, path);
     if (st == SP_OK) {
         t->saved_step = t->at.step;
         free(t->newest);
         t->newest = sp_strdup(path);
-        sp_run_set(&t->folder, "step", json_integer(t->at.step));
-        sp_run_set(&t->folder, "tokens", json_integer(t->at.tokens));
-        sp_run_set(&t->folder, "checkpoint", json_sprintf("checkpoints/%s", sp_path_base(path)));
-        // Old files are in nobody's way: failing to remove them is no failed save.
-        if (sp_rotate_checkpoints(dir, t->config->keep_last, t->config->keep_every, path,
-                                  t->folder.checkpoint) != SP_OK ||
-            sp_run_write_info(&t->folder) != SP_OK)
-            sp_warn("%s", sp_error_text());
     }
     free(path);
     return st;

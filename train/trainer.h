@@ -116,6 +116,9 @@ sp_status sp_trainer_import(sp_trainer *t);
 sp_status sp_trainer_init_weights(sp_trainer *t);
 sp_status sp_trainer_refresh(sp_trainer *t); // storage copies := master; not collective
 sp_status sp_trainer_save(sp_trainer *t);    // rank 0 only; not collective
+// What belongs to a save once the file `path` of this step is there: the pointer, run.json, the
+// removal of old files. Rank 0 only.
+sp_status sp_trainer_conclude_save(sp_trainer *t, const char *path);
 
 // evaluate.c: recall[0..L) and mass[0..L) (the next L) of t->recall
 sp_status sp_trainer_evaluate(sp_trainer *t);
