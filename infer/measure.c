@@ -38,14 +38,6 @@ done:
     return st;
 }
 
-double sp_hidden_share(double ahead_ms, double inline_ms, double without_ms) {
-    return 1 - (ahead_ms - without_ms) / (inline_ms - without_ms);
-}
-
-double sp_hidden_cap(double inline_ms, double without_ms) {
-    return fmin(1, without_ms / (inline_ms - without_ms));
-}
-
 // ---- limits -------------------------------------------------------------------------------------
 
 static double bytes_of(sp_tensor t) {
@@ -159,7 +151,7 @@ sp_status sp_measure_decode(const sp_decode_measurement *m, sp_decode_speed *out
     snprintf(out->transfer, sizeof out->transfer, "%s", sp_infer_transfer(e));
     SP_GO(prepare(m, e));
     SP_GO(timed(m, e, true, ms, out));
-    if (ahead && m->trace) SP_GO(sp_infer_trace(e, m->trace));
+    if (m->trace) SP_GO(sp_infer_trace(e, m->trace));
     if (ahead) SP_GO(timed(m, e, false, ms, out));
     set_limits(m, out);
 done:

@@ -11,6 +11,7 @@
 #define SPARDA_INFER_MEASURE_H
 
 #include "infer/infer.h"
+#include "infer/overlap.h"
 
 // What the machine can do, measured.
 typedef struct sp_ceilings {
@@ -26,7 +27,7 @@ typedef struct sp_decode_measurement {
     double miss;
     double home_bytes; // pinned memory for blocks, shared by layers; 0: as much as they need
     sp_ceilings ceilings;
-    double *trace; // NULL, or [layers + 1][SP_MOMENTS] for modes that copy ahead: sp_infer_trace
+    double *trace; // NULL, or [layers + 1][SP_MOMENTS] for sp_infer_trace of one more step
 } sp_decode_measurement;
 
 typedef struct sp_decode_speed {
@@ -40,9 +41,5 @@ typedef struct sp_decode_speed {
     char transfer[160];     // what copies
 } sp_decode_speed;
 sp_status sp_measure_decode(const sp_decode_measurement *m, sp_decode_speed *out);
-
-// T3 of 5.4 and its cap min(1, E/T), from the times of a step: ahead, inline, without copies.
-double sp_hidden_share(double ahead_ms, double inline_ms, double without_ms);
-double sp_hidden_cap(double inline_ms, double without_ms);
 
 #endif

@@ -66,16 +66,13 @@ static sp_status project(sp_infer *e, int64_t l) {
     return SP_OK;
 }
 
-// Blocks of layer l when it is its turn, copied at once.
+// Blocks of layer l when it is its turn.
 static sp_status choose_now(sp_infer *e, int64_t l) {
-    if (sp_infer_mode_forecasts(e->a.mode)) {
-        SP_TRY(sp_decode_select_forecast(e->d, l, forecast(e, l)));
-    } else {
-        // its queries see the newest window
-        if (!appends_early(e, l)) SP_TRY(sp_decode_compress(e->d, l, keys(e, l)));
-        SP_TRY(sp_decode_select_original(e->d, l, queries(e, l)));
-    }
-    return sp_decode_transfer(e->d, l, false);
+    if (sp_infer_mode_forecasts(e->a.mode))
+        return sp_decode_select_forecast(e->d, l, forecast(e, l));
+    // its queries see the newest window
+    if (!appends_early(e, l)) SP_TRY(sp_decode_compress(e->d, l, keys(e, l)));
+    return sp_decode_select_original(e->d, l, queries(e, l));
 }
 
 // Blocks of layer l+1 while layer l runs; layer 0 has nobody before it.
@@ -93,6 +90,7 @@ static sp_status choose_ahead(sp_infer *e, int64_t l) {
 static sp_status attention(sp_infer *e, int64_t l) {
     bool ahead = sp_infer_ahead(e), dense = e->a.mode == SP_MODE_DENSE;
     SP_TRY(project(e, l));
+    SP_TRY(sp_decode_note(e->d, l, SP_AT_CHOOSE));
     if (ahead)
         SP_TRY(choose_ahead(e, l));
     else if (!dense)
@@ -102,13 +100,15 @@ static sp_status attention(sp_infer *e, int64_t l) {
         bool done = !dense && !sp_infer_mode_forecasts(e->a.mode) && (!ahead || l == 0);
         SP_TRY(sp_decode_append(e->d, l, keys(e, l), values(e, l), e->cis, !done));
     }
-    if (ahead && l > 0) {
-        SP_TRY(sp_decode_note(e->d, l, SP_AT_WAIT));
+    SP_TRY(sp_decode_note(e->d, l, SP_AT_WAIT));
+    if (ahead && l > 0)
         SP_TRY(sp_decode_transfer_wait(e->d, l));
-        SP_TRY(sp_decode_note(e->d, l, SP_AT_GO));
-    }
-    return dense ? sp_decode_attend_all(e->d, l, queries(e, l), e->attn)
-                 : sp_decode_attend(e->d, l, queries(e, l), e->attn);
+    else if (!dense)
+        SP_TRY(sp_decode_transfer(e->d, l, false));
+    SP_TRY(sp_decode_note(e->d, l, SP_AT_GO));
+    SP_TRY(dense ? sp_decode_attend_all(e->d, l, queries(e, l), e->attn)
+                 : sp_decode_attend(e->d, l, queries(e, l), e->attn));
+    return sp_decode_note(e->d, l, SP_AT_ATTENDED);
 }
 
 sp_status sp_infer_issue_step(sp_infer *e) {
@@ -123,6 +123,7 @@ sp_status sp_infer_issue_step(sp_infer *e) {
         SP_TRY(sp_rmsnorm(e->h, w->attn_norm, d->norm_eps, e->x));
         SP_TRY(attention(e, l));
         SP_TRY(sp_decode_linear_residual(e->d, e->attn, w->o, factor, e->branch, e->h));
+        SP_TRY(sp_decode_note(e->d, l, SP_AT_MLP));
         SP_TRY(sp_rmsnorm(e->h, w->mlp_norm, d->norm_eps, e->x));
         SP_TRY(sp_decode_linear_swiglu(e->d, e->x, w->gate_up, e->gate_up, e->act));
         SP_TRY(sp_decode_linear_residual(e->d, e->act, w->down, factor, e->branch, e->h));
@@ -131,7 +132,8 @@ sp_status sp_infer_issue_step(sp_infer *e) {
     SP_TRY(sp_rmsnorm(e->h, m->final_norm, d->norm_eps, e->x));
     SP_TRY(sp_decode_linear(e->d, e->x, m->head, none, e->logits));
     if (d->logit_divisor != 1) SP_TRY(sp_scale(e->logits, (float)(1 / d->logit_divisor)));
-    return sp_decode_advance(e->d, e->logits);
+    SP_TRY(sp_decode_advance(e->d, e->logits));
+    return sp_decode_note(e->d, d->layers, SP_AT_END);
 }
 
 // ---- steps --------------------------------------------------------------------------------------

@@ -184,11 +184,15 @@ sp_status sp_decode_elapsed(sp_decode *d, int64_t from, int64_t to, double *ms);
 // Moments of a step, per layer, in the order of a layer of the main stream; then those of the
 // copies of the layer's blocks.
 typedef enum sp_decode_moment {
-    SP_AT_LAYER,  // begins; in row `layers`: the last layer has ended
-    SP_AT_WAIT,   // its blocks are waited for
-    SP_AT_GO,     // and there
-    SP_AT_COPY,   // copies ahead begin
-    SP_AT_COPIED, // and end
+    SP_AT_LAYER,    // begins; in row `layers`: the last layer has ended
+    SP_AT_CHOOSE,   // its projections have; blocks are chosen, its own or the next layer's
+    SP_AT_WAIT,     // its blocks are waited for, or copied
+    SP_AT_GO,       // and there
+    SP_AT_ATTENDED, // attention has ended
+    SP_AT_MLP,      // its output projection has
+    SP_AT_END,      // in row `layers` only: the step has ended
+    SP_AT_COPY,     // copies ahead begin
+    SP_AT_COPIED,   // and end
     SP_MOMENTS
 } sp_decode_moment;
 // With a trace on, sp_decode_note makes a step note the device's clock here (copies note theirs by

@@ -226,10 +226,11 @@ static void fill(sp_report *r) {
     json_array_append_new(at_path(root, "logits.per_length"), kl);
     // Serving, as a GPU run records it.
     json_array_append_new(json_object_get(root, "throughput"),
-                          json_pack("{s:s, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f}", "mode",
-                                    "sparda", "len", 131072, "batch", 4, "prefill_tok_s",
+                          json_pack("{s:s, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:n}}",
+                                    "mode", "sparda", "len", 131072, "batch", 4, "prefill_tok_s",
                                     "decode_tok_s", 812.0, "ms_p50", 4.93, "ms_p99", 5.31,
-                                    "roofline_ms", 4.2, "share", 0.852));
+                                    "roofline_ms", 4.2, "share", 0.852, "breakdown_ms", "mlp", 3.21,
+                                    "diff"));
     json_array_append_new(json_object_get(root, "throughput"),
                           json_pack("{s:s, s:i, s:i, s:f, s:n, s:n}", "mode", evil, "len", 131072,
                                     "batch", 4, "prefill_tok_s", 9000.0, "decode_tok_s", "ms_p50"));
@@ -293,6 +294,7 @@ static void test_page_escapes_and_is_self_contained(void **state) {
                                         "layer 1, its blocks are copied, 0.050 to 0.140 ms",
                                         "of the chosen ones (forced blocks not counted) 69.0%",
                                         "at most 330 sequences",
+                                        "<td class=\"n\">3.21</td>",
                                         "and 28 into that of the host",
                                         "Of the time of the copies 91% is hidden; at most 100%",
                                         "51.5 GB/s"};

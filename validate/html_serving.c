@@ -67,6 +67,33 @@ static void throughput_table(sp_text *t, json_t *rows) {
                 "computation, others after it.</p>");
 }
 
+static void breakdown_table(sp_text *t, json_t *rows) {
+    static const struct {
+        const char *key, *text;
+    } part[] = {{"linear", "Projections"},
+                {"select", "Choosing blocks"},
+                {"wait", "Waiting for blocks"},
+                {"attention", "Attention"},
+                {"mlp", "MLP"},
+                {"other", "Head, next token"}};
+    enum { PARTS = sizeof part / sizeof *part };
+    size_t i;
+    json_t *o;
+    sp_text_add(t, "<div class=\"scroll\"><table><thead><tr><th>Where a step's time goes, ms</th>");
+    for (int x = 0; x < PARTS; x++) sp_html_element(t, "th", "class=\"n\"", part[x].text);
+    sp_text_add(t, "</tr></thead><tbody>");
+    json_array_foreach(rows, i, o) {
+        json_t *parts = json_object_get(o, "breakdown_ms");
+        sp_text_add(t, "<tr><td>");
+        sp_html_escape(t, sp_html_text_at(o, "mode"));
+        sp_text_add(t, "</td>");
+        for (int x = 0; x < PARTS; x++) sp_html_number(t, sp_json_at(parts, part[x].key), "%.2f");
+        sp_text_add(t, "</tr>");
+    }
+    sp_text_add(t, "</tbody></table></div><p class=\"sub\">Noted in one more step, whose parts do "
+                   "not overlap: their sum is more than the median above.</p>");
+}
+
 static void throughput_chart(sp_text *t, json_t *rows) {
     enum { MAX_BARS = 24 };
     sp_bar bar[MAX_BARS];
@@ -211,7 +238,7 @@ void sp_html_serving(sp_text *t, json_t *root) {
     bool part = isfinite(sp_json_at(json_object_get(memory, "hbm_bytes"), "slots"));
     if (!speed && !curve && !part && !json_array_size(spans)) return;
     sp_text_add(t, "<h2>Serving</h2>");
-    if (speed) throughput_table(t, rows);
+    if (speed) throughput_table(t, rows), breakdown_table(t, rows);
     timeline(t, spans);
     sp_text_add(t, "<div class=\"charts\">");
     if (speed) throughput_chart(t, rows);

@@ -373,15 +373,21 @@ static void add_span(json_t *spans, const char *stream, const char *what, int64_
 static void add_timeline(const speed_check *s) {
     json_t *spans = json_object_get(json_object_get(s->p->report->root, "prefetch"), "timeline");
     for (int64_t l = 0; l < s->p->desc->layers; l++) {
-        const double *t = s->m.trace + l * SP_MOMENTS, end = t[SP_MOMENTS + SP_AT_LAYER];
-        bool waits = isfinite(t[SP_AT_GO]);
-        add_span(spans, "compute", "run", l, t[SP_AT_LAYER], waits ? t[SP_AT_WAIT] : end);
-        if (waits) {
-            add_span(spans, "compute", "wait", l, t[SP_AT_WAIT], t[SP_AT_GO]);
-            add_span(spans, "compute", "run", l, t[SP_AT_GO], end);
-        }
+        const double *t = s->m.trace + l * SP_MOMENTS;
+        add_span(spans, "compute", "run", l, t[SP_AT_LAYER], t[SP_AT_WAIT]);
+        add_span(spans, "compute", "wait", l, t[SP_AT_WAIT], t[SP_AT_GO]);
+        add_span(spans, "compute", "run", l, t[SP_AT_GO], t[SP_MOMENTS + SP_AT_LAYER]);
         add_span(spans, "copy", "run", l, t[SP_AT_COPY], t[SP_AT_COPIED]);
     }
+}
+
+// `diff`, what is missing against the slots, is part of select here.
+static json_t *breakdown(const speed_check *s) {
+    sp_decode_parts p = sp_decode_parts_of(s->m.trace, s->p->desc->layers);
+    return json_pack("{s:o, s:o, s:n, s:o, s:o, s:o, s:o}", "linear", sp_json_number(p.linear),
+                     "select", sp_json_number(p.select), "diff", "attention",
+                     sp_json_number(p.attention), "mlp", sp_json_number(p.mlp), "wait",
+                     sp_json_number(p.wait), "other", sp_json_number(p.other));
 }
 
 // Tokens per second of prefill under the mode's selector, the median of three prompts as long as
@@ -422,16 +428,16 @@ static sp_status measure_modes(speed_check *s) {
         }
         SP_TRY(st);
         s->measured[mode] = true;
-        if (mode == SP_MODE_SPARDA && s->m.trace) add_timeline(s);
+        if (mode == SP_MODE_SPARDA) add_timeline(s);
         json_array_append_new(
             rows,
-            json_pack("{s:s, s:I, s:I, s:o, s:f, s:f, s:f, s:f, s:f}", "mode",
+            json_pack("{s:s, s:I, s:I, s:o, s:f, s:f, s:f, s:f, s:f, s:o}", "mode",
                       sp_infer_mode_name((sp_infer_mode)mode), "len", (json_int_t)s->m.context,
                       "batch", (json_int_t)s->m.engine.batch, "prefill_tok_s",
                       sp_json_number(prefill[sp_infer_prefill_selector((sp_infer_mode)mode)]),
                       "decode_tok_s", 1e3 * (double)s->m.engine.batch / x->ms_p50, "ms_p50",
                       x->ms_p50, "ms_p99", x->ms_p99, "roofline_ms", x->roofline_ms, "share",
-                      x->roofline_ms / x->ms_p50));
+                      x->roofline_ms / x->ms_p50, "breakdown_ms", breakdown(s)));
     }
     return SP_OK;
 }
