@@ -1,3 +1,4 @@
+// ctest: alone=yes
 // Backends and tensors: opening, the SGEMM choice, memory accounting, views, conversions.
 #include "common/build.h"
 #include "common/util.h"

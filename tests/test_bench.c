@@ -1,3 +1,4 @@
+// ctest: alone=yes
 // sp_bench_operation: the fields of a result and the refusal of an unknown name.
 #include "kernels/bench.h"
 #include "tests/golden.h"

@@ -1,4 +1,5 @@
 #!/bin/sh
+# ctest: alone=yes
 # sparda bench: what it prints and writes, and what it refuses.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1

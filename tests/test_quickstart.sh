@@ -100,7 +100,7 @@ quick 0 build
 not_logged apt-get
 not_logged sudo
 logged 'cmake [-S] [.] [-B] [build] [-G] [Ninja]'
-logged 'cmake [--build] [build] [--parallel]'
+logged 'cmake [--build] [build] [--target] [all] [--parallel]'
 
 # One package missing, an ordinary user: sudo installs that one.
 "$quickstart" packages | grep -v libfyaml-dev | tr '\n' ' ' >"$work/installed"
@@ -149,7 +149,7 @@ rm "$work/tree/build/CMakeCache.txt"
 
 # The tests: both builds; a failure of the first does not hide the second.
 quick 0 test
-logged 'ctest [--test-dir] [build] [-C] [plain]'
+logged 'ctest [--test-dir] [build] [-C] [plain] [--parallel] [2]'
 logged 'ctest [--test-dir] [build-asan] [-C] [plain]'
 logged 'cmake [-S] [.] [-B] [build-asan] [-G] [Ninja] [-DSPARDA_SANITIZE=ON] [-DSPARDA_CUDA=OFF]'
 quick 0 test --long
@@ -165,6 +165,7 @@ mkdir "$work/elsewhere"
 check 0 env -i PATH="$work/bin" sh -c "cd '$work/elsewhere' && '$work/tree/quickstart' demo --out here"
 has out "$work/elsewhere/here/export"
 quick 0 demo
+logged 'cmake [--build] [build] [--target] [sparda] [--parallel]' # no tests
 [ -f "$work/tree/runs/demo/made-by-quickstart" ] || complain 'no runs/demo'
 has out 'runs/demo/report/validation_report.html'
 quick 0 demo --out "$work/a b" --set lr=1e-3 --set='validate.lengths=[256, 512]'

@@ -29,12 +29,14 @@ static const struct {
 
 // Right if the largest logit is the true token at both places of the answer, which is the last two
 // tokens; so the last token itself need not be read.
-static sp_status ask(const sp_pass *p, sp_engine *e, column c, const int32_t *tokens, int64_t T,
-                     float *logits, bool *right) {
+// Random blocks are drawn anew for every `question`: 128 questions of one draw would all profit or
+// suffer from it.
+static sp_status ask(const sp_pass *p, sp_engine *e, column c, int64_t question,
+                     const int32_t *tokens, int64_t T, float *logits, bool *right) {
     int64_t V = p->desc->vocab;
     sp_engine_run run = {.selector = columns[c].selector,
                          .forecast = c == C_UNTRAINED ? p->untrained : p->trained,
-                         .seed = p->seed};
+                         .seed = p->seed + (uint64_t)question};
     SP_TRY(sp_engine_start(e, &run));
     SP_TRY(sp_engine_append(e, tokens, T - 1, 2));
     SP_TRY(sp_engine_logits(e, 0, 2, logits));
@@ -72,7 +74,7 @@ static sp_status run_task(sp_pass *p, sp_engine *e, task_result *r) {
         SP_GO(needle(i, r->T, r->task, tokens));
         bool right[COLUMNS];
         for (int c = 0; c < COLUMNS; c++) {
-            SP_GO(ask(p, e, (column)c, tokens, r->T, logits, &right[c]));
+            SP_GO(ask(p, e, (column)c, i, tokens, r->T, logits, &right[c]));
             r->right[c] += right[c];
             sp_meter_add(&p->meter, sp_run_cost(p, columns[c].selector, r->T));
         }
