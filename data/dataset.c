@@ -497,20 +497,6 @@ sp_status sp_dataset_read(const sp_dataset *d, int64_t i, int64_t row, int64_t m
     return k == *n ? SP_OK : sp_bad_token(s, r, k, tokens[k], vocab, by_file ? "file" : "model");
 }
 
-sp_status sp_dataset_lengths(const sp_dataset *d, int64_t i, uint32_t **out) {
-    const entry *e = &d->entry[i];
-    SP_TRY(sp_alloc(out, sp_dataset_rows(d, i), sizeof **out, "row lengths"));
-    for (int64_t k = 0; k < e->files.n; k++) {
-        const sp_source *s = e->files.at[k];
-        sp_status st = s->ops->lengths(s, *out + e->first[k]);
-        if (st == SP_OK) continue;
-        free(*out);
-        *out = NULL;
-        return st;
-    }
-    return SP_OK;
-}
-
 // ---- description
 // ---------------------------------------------------------------------------------
 

@@ -11,14 +11,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CYCLE_MAX = 10000, ROUNDS = 8 };
+enum { CYCLE_MAX = 10000, ROUNDS = 8, WORD = 64, BLOCK = 512 };
 static const uint64_t golden = 0x9e3779b97f4a7c15u;
 
 typedef struct units {
-    int64_t n;
-    int64_t *row; // first row of every unit, NULL: unit i is row i
-    bool span; // a unit reaches to the next one's first row (row[n] is there), else it is one row
-    int64_t first; // units of the entries before
+    int64_t n, rows, packs; // packs: units of more than one row
+    uint64_t *begins;       // bit r: row r begins a unit; NULL: unit i is row i
+    int64_t *before;        // [rows / BLOCK + 1] units that begin before each block of rows
+    bool span;              // a unit reaches to where the next one begins, else it is one row
+    int64_t first;          // units of the entries before
 } units;
 
 struct sp_sampler {
@@ -60,53 +61,113 @@ static uint64_t order_key(uint64_t seed, uint64_t stream, uint64_t number) {
 // ---- units
 // ---------------------------------------------------------------------------------------
 
-static sp_status pack_rows(const uint32_t *length, int64_t rows, int64_t seq_len, units *u) {
-    SP_TRY(sp_alloc(&u->row, rows + 1, sizeof *u->row, "packs of short rows"));
-    int64_t room = 0; // left in the pack that is being filled
-    for (int64_t r = 0; r < rows; r++) {
-        if (length[r] > room || length[r] >= seq_len) {
-            u->row[u->n++] = r;
-            room = seq_len; // a row of full length leaves none
-        }
-        room = length[r] < room ? room - length[r] : 0;
+// Some rows begin a unit: one bit each, so that 1e8 rows take 14 MB, and their lengths are looked
+// at file by file.
+
+typedef sp_status (*length_visit)(void *user, const uint32_t *length, int64_t first, int64_t n);
+
+// Calls `f` with the lengths of all rows of an entry, those of a file at a time.
+static sp_status each_file(const sp_dataset *d, int64_t e, length_visit f, void *user) {
+    uint32_t *length = NULL;
+    int64_t most = 0, first = 0;
+    for (int64_t i = 0; i < sp_dataset_files(d, e); i++)
+        if (sp_dataset_file(d, e, i)->rows > most) most = sp_dataset_file(d, e, i)->rows;
+    SP_TRY(sp_alloc(&length, most, sizeof *length, "row lengths"));
+    sp_status st = SP_OK;
+    for (int64_t i = 0; i < sp_dataset_files(d, e) && st == SP_OK; i++) {
+        const sp_source *s = sp_dataset_file(d, e, i);
+        st = s->ops->lengths(s, length);
+        if (st == SP_OK) st = f(user, length, first, s->rows);
+        first += s->rows;
     }
-    u->row[u->n] = rows;
-    u->span = true;
+    free(length);
+    return st;
+}
+
+typedef struct marking {
+    units *u;
+    int64_t seq_len, room, in; // room: left in the pack that is being filled; in: rows in it
+} marking;
+
+static void mark(units *u, int64_t row) {
+    u->begins[row / WORD] |= (uint64_t)1 << (row % WORD);
+    u->n++;
+}
+
+static sp_status mark_packs(void *user, const uint32_t *length, int64_t first, int64_t n) {
+    marking *m = user;
+    for (int64_t r = 0; r < n; r++) {
+        if (length[r] > m->room || length[r] >= m->seq_len) {
+            mark(m->u, first + r);
+            m->room = m->seq_len; // a row of full length leaves none
+            m->in = 0;
+        }
+        m->u->packs += ++m->in == 2;
+        m->room = length[r] < m->room ? m->room - length[r] : 0;
+    }
     return SP_OK;
 }
 
-static sp_status drop_rows(const uint32_t *length, int64_t rows, int64_t seq_len, units *u) {
-    SP_TRY(sp_alloc(&u->row, rows, sizeof *u->row, "rows of full length"));
-    for (int64_t r = 0; r < rows; r++)
-        if (length[r] >= seq_len) u->row[u->n++] = r;
+static sp_status mark_full(void *user, const uint32_t *length, int64_t first, int64_t n) {
+    marking *m = user;
+    for (int64_t r = 0; r < n; r++)
+        if (length[r] >= m->seq_len) mark(m->u, first + r);
+    return SP_OK;
+}
+
+static sp_status find_units(const sp_sampler *s, int64_t e) {
+    units *u = &s->entry[e];
+    marking m = {.u = u, .seq_len = s->a.seq_len};
+    const int64_t blocks = u->rows / BLOCK + 1, words = blocks * (BLOCK / WORD);
+    u->span = s->a.short_rows == SP_SHORT_PACK;
+    SP_TRY(sp_alloc(&u->begins, words, sizeof *u->begins, "the rows that begin a sample"));
+    SP_TRY(sp_alloc(&u->before, blocks, sizeof *u->before, "the rows that begin a sample"));
+    SP_TRY(each_file(s->d, e, u->span ? mark_packs : mark_full, &m));
+    int64_t n = 0;
+    for (int64_t w = 0; w < words; w++) {
+        if (w % (BLOCK / WORD) == 0) u->before[w / (BLOCK / WORD)] = n;
+        n += __builtin_popcountll(u->begins[w]);
+    }
     return SP_OK;
 }
 
 static sp_status make_units(sp_sampler *s, int64_t e) {
     units *u = &s->entry[e];
-    int64_t rows = sp_dataset_rows(s->d, e);
+    u->rows = sp_dataset_rows(s->d, e);
     u->first = s->total;
-    if (s->a.short_rows == SP_SHORT_KEEP) {
-        u->n = rows;
-    } else {
-        uint32_t *length;
-        SP_TRY(sp_dataset_lengths(s->d, e, &length));
-        sp_status st = s->a.short_rows == SP_SHORT_PACK ? pack_rows(length, rows, s->a.seq_len, u)
-                                                        : drop_rows(length, rows, s->a.seq_len, u);
-        free(length);
-        SP_TRY(st);
-    }
+    if (s->a.short_rows == SP_SHORT_KEEP)
+        u->n = u->rows;
+    else
+        SP_TRY(find_units(s, e));
     s->total += u->n;
     if (u->n > 0) return SP_OK;
     return sp_error(SP_BAD_INPUT,
                     "%s: none of its %lld rows has %lld tokens, and 'short: drop' leaves shorter "
                     "ones out; use 'short: keep' or 'pack', or a smaller seq_len",
-                    sp_dataset_entry_path(s->d, e), (long long)rows, (long long)s->a.seq_len);
+                    sp_dataset_entry_path(s->d, e), (long long)u->rows, (long long)s->a.seq_len);
+}
+
+// The row at which unit i begins; after the last unit, the number of rows.
+static int64_t row_of_unit(const units *u, int64_t i) {
+    if (i >= u->n) return u->rows;
+    int64_t lo = 0, hi = u->rows / BLOCK + 1; // before[lo] <= i < before[hi]
+    while (hi - lo > 1) {
+        int64_t mid = lo + (hi - lo) / 2;
+        *(u->before[mid] <= i ? &lo : &hi) = mid;
+    }
+    int64_t left = i - u->before[lo], w = lo * (BLOCK / WORD), here;
+    while (left >= (here = __builtin_popcountll(u->begins[w]))) {
+        left -= here;
+        w++;
+    }
+    uint64_t bits = u->begins[w];
+    while (left-- > 0) bits &= bits - 1;
+    return w * WORD + __builtin_ctzll(bits);
 }
 
 static void rows_of_unit(const units *u, int64_t i, int64_t *row, int64_t *rows) {
-    *row = u->row ? u->row[i] : i;
-    *rows = u->span ? u->row[i + 1] - u->row[i] : 1;
+    *row = u->begins ? row_of_unit(u, i) : i;
+    *rows = u->span ? row_of_unit(u, i + 1) - *row : 1;
 }
 
 // ---- mixture
@@ -172,7 +233,10 @@ static sp_status share_slots(sp_sampler *s) {
 
 void sp_sampler_close(sp_sampler *s) {
     if (!s) return;
-    for (int64_t e = 0; s->entry && e < s->n; e++) free(s->entry[e].row);
+    for (int64_t e = 0; s->entry && e < s->n; e++) {
+        free(s->entry[e].begins);
+        free(s->entry[e].before);
+    }
     free(s->entry);
     free(s->slot);
     free(s);
@@ -264,24 +328,30 @@ sp_status sp_sampler_read(const sp_sampler *s, uint64_t index, int32_t *tokens, 
     return SP_OK;
 }
 
+typedef struct counting {
+    int64_t seq_len, below, cut;
+} counting;
+
+static sp_status count_lengths(void *user, const uint32_t *length, int64_t first, int64_t n) {
+    counting *c = user;
+    (void)first;
+    for (int64_t r = 0; r < n; r++) {
+        c->below += length[r] < c->seq_len;
+        c->cut += length[r] > c->seq_len;
+    }
+    return SP_OK;
+}
+
 sp_status sp_sampler_count(const sp_sampler *s, sp_sampler_counts *out) {
     *out = (sp_sampler_counts){.samples = s->total};
     for (int64_t e = 0; e < s->n; e++) {
-        uint32_t *length;
-        int64_t rows = sp_dataset_rows(s->d, e), below = 0;
-        SP_TRY(sp_dataset_lengths(s->d, e, &length));
-        for (int64_t r = 0; r < rows; r++) {
-            below += length[r] < s->a.seq_len;
-            out->cut += length[r] > s->a.seq_len;
-        }
-        free(length);
-        out->rows += rows;
-        *(s->a.short_rows == SP_SHORT_DROP ? &out->short_dropped : &out->short_kept) += below;
-        for (int64_t i = 0; s->entry[e].span && i < s->entry[e].n; i++) {
-            int64_t first, k;
-            rows_of_unit(&s->entry[e], i, &first, &k);
-            out->packs += k > 1;
-        }
+        const units *u = &s->entry[e];
+        counting c = {.seq_len = s->a.seq_len};
+        SP_TRY(each_file(s->d, e, count_lengths, &c));
+        out->rows += u->rows;
+        out->cut += c.cut;
+        *(s->a.short_rows == SP_SHORT_DROP ? &out->short_dropped : &out->short_kept) += c.below;
+        out->packs += u->packs;
     }
     return SP_OK;
 }

@@ -74,6 +74,8 @@ enum { SP_PROBLEMS_PER_FOLDER = 20 };
 
 // HDF5 token shard. SP_BAD_INPUT describes the first fault of the file.
 sp_status sp_shard_open(const char *path, sp_source **out);
+// The same without the short way of data/shard_plain.h, for tests.
+sp_status sp_shard_open_by_library(const char *path, sp_source **out);
 
 // The same of a shard described by the folder's list (rows, bytes, unpacked, vocab and names of
 // `like`, which is taken): it is opened and compared at its first use.
@@ -91,7 +93,5 @@ const sp_source *sp_dataset_locate(const sp_dataset *d, int64_t entry, int64_t r
                                    int64_t *row_in_file);
 int64_t sp_dataset_files(const sp_dataset *d, int64_t entry);
 const sp_source *sp_dataset_file(const sp_dataset *d, int64_t entry, int64_t i);
-// Lengths of all rows of an entry, [rows]. Caller frees.
-sp_status sp_dataset_lengths(const sp_dataset *d, int64_t entry, uint32_t **out);
 
 #endif

@@ -366,6 +366,53 @@ static void short_rows_are_packed(void **state) {
     sp_dataset_close(d);
 }
 
+// Three files whose borders lie inside words and blocks of the marks, also stretches without any,
+// against the definition written down plainly.
+static void units_of_many_rows_are_found(void **state) {
+    (void)state;
+    enum { ROWS = 2500, SEQ = 40 };
+    static const int64_t from[4] = {0, 700, 1537, ROWS};
+    int64_t *length = calloc(ROWS, sizeof *length);
+    uint64_t random = 7;
+    for (int64_t r = 0; r < ROWS; r++) {
+        length[r] = 1 + (int64_t)(60 * sp_uniform(&random));
+        if (r >= 600 && r < 1800) length[r] = 1; // 1200 rows, none of them full: 30 packs of 40
+    }
+    char *dir = sp_path_join(test_tmpdir(), "many");
+    for (int64_t f = 0; f < 3; f++) {
+        char *name = sp_format("many/%d.h5", (int)f);
+        free(make_shard(name, f, from[f + 1] - from[f], length + from[f]));
+        free(name);
+    }
+    sp_dataset *d;
+    assert_ok(open_path(dir, &d));
+    for (int pack = 0; pack < 2; pack++) {
+        sp_sampler *s =
+            open_sampler(d, SP_ORDER_SEQUENTIAL, pack ? SP_SHORT_PACK : SP_SHORT_DROP, SEQ, 1);
+        sp_sampler_counts want = {.rows = ROWS};
+        for (int64_t r = 0, next; r < ROWS; r = next) {
+            int64_t sum = length[r];
+            want.cut += length[r] > SEQ;
+            *(pack ? &want.short_kept : &want.short_dropped) += length[r] < SEQ;
+            for (next = r + 1; pack && next < ROWS && sum + length[next] <= SEQ; next++) {
+                sum += length[next];
+                want.short_kept++;
+            }
+            if (!pack && length[r] < SEQ) continue;
+            want.packs += next - r > 1;
+            int64_t entry, row, rows;
+            sp_sampler_locate(s, (uint64_t)want.samples++, &entry, &row, &rows);
+            assert_int_equal(row, r);
+            assert_int_equal(rows, next - r);
+        }
+        assert_counts(s, want);
+        sp_sampler_close(s);
+    }
+    sp_dataset_close(d);
+    free(dir);
+    free(length);
+}
+
 static void long_paths_lose_their_beginning(void **state) {
     (void)state;
     char name[160];
@@ -402,6 +449,7 @@ int main(void) {
         cmocka_unit_test(short_rows_are_kept),
         cmocka_unit_test(short_rows_are_dropped),
         cmocka_unit_test(short_rows_are_packed),
+        cmocka_unit_test(units_of_many_rows_are_found),
         cmocka_unit_test(long_paths_lose_their_beginning),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
