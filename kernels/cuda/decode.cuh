@@ -119,6 +119,9 @@ static inline bool resident(const Layer &l) {
 
 // transfer.cu
 sp_status transfer_open(sp_decode *d);
+// Multiprocessors that copying blocks may have for themselves: kernels that count on all their
+// thread blocks running at once leave them out.
+int transfer_multiprocessors(const sp_decode *d);
 void transfer_close(sp_decode *d);
 void transfer_step_ends(sp_decode *d);
 

@@ -10,9 +10,15 @@
 // (programmatic dependent launch), and waits for that kernel only before it touches x.
 #include "kernels/cuda/ampere.cuh"
 #include "kernels/cuda/decode.cuh"
-#include "kernels/cuda/decode_linear.cuh"
 
 using namespace decode;
+
+enum Epilogue {
+    PLAIN,     // bf16
+    PLAIN_F32, // times `factor`
+    RESIDUAL,  // out += factor * result
+    SWIGLU,    // w0 is gate | up, out = silu(gate) * up
+};
 
 enum { WARPS = 8, CHUNK = 64, TILE_ROWS = 16 }; // CHUNK elements of K a warp takes at once
 
@@ -147,25 +153,25 @@ __global__ void __launch_bounds__(WARPS * 32) linear_kernel(LinearArgs a) {
     ampere::copy_wait<0>();
 }
 
-template <int NT, int MT, Epilogue E> static sp_status launch(sp_cuda *c, LinearArgs a) {
+template <int NT, int MT, Epilogue E> static sp_status launch(sp_cuda *c, int sms, LinearArgs a) {
     auto kernel = linear_kernel<NT, MT, E>;
     size_t shared = sizeof(Shared<NT, MT>);
     CUDA_TRY(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     int per_sm = shared <= 110 << 10 ? 2 : 1;
     a.tiles = (int)ceil_div(a.n, E == SWIGLU ? TILE_ROWS : MT * TILE_ROWS);
-    CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)std::min(a.tiles, per_sm * c->sms)),
+    CUDA_TRY(launch_chained(c, kernel, dim3((unsigned)std::min(a.tiles, per_sm * sms)),
                             dim3(WARPS * 32), shared, a));
     LAUNCHED("decode linear", "%d rows, %d by %d", a.rows, a.n, a.k);
     return SP_OK;
 }
 
 // Two tiles share a read of x; with few rows of x that is not worth the shared memory.
-template <Epilogue E> static sp_status launch_rows(sp_cuda *c, const LinearArgs &a) {
-    if (a.rows > 16) return launch<4, 2, E>(c, a);
-    if (a.rows > 8) return launch<2, 2, E>(c, a);
-    if (a.rows > 4 || E == SWIGLU) return launch<1, 2, E>(c, a);
-    return launch < 1, E == SWIGLU ? 2 : 1, E > (c, a);
+template <Epilogue E> static sp_status launch_rows(sp_cuda *c, int sms, const LinearArgs &a) {
+    if (a.rows > 16) return launch<4, 2, E>(c, sms, a);
+    if (a.rows > 8) return launch<2, 2, E>(c, sms, a);
+    constexpr int FEW = E == SWIGLU ? 2 : 1; // gate and up are two tiles
+    return a.rows > 4 ? launch<1, 2, E>(c, sms, a) : launch<1, FEW, E>(c, sms, a);
 }
 
 static bool aligned(sp_tensor t) {
@@ -173,14 +179,16 @@ static bool aligned(sp_tensor t) {
 }
 
 // Whether there is a kernel for the shape; else cuBLASLt does it.
-bool decode::streams(sp_tensor x, sp_tensor w0, sp_tensor w1, Epilogue e) {
+static bool streams(sp_tensor x, sp_tensor w0, sp_tensor w1, Epilogue e) {
     int64_t unit = e == SWIGLU ? 32 : 16;
     return x.rows <= 32 && x.cols % CHUNK == 0 && w0.rows % unit == 0 &&
            (!w1.data || (w1.rows % 16 == 0 && aligned(w1))) && aligned(x) && aligned(w0);
 }
 
-sp_status decode::linear(sp_cuda *c, sp_tensor x, sp_tensor w0, sp_tensor w1, Epilogue e,
-                         float factor, sp_tensor out) {
+static sp_status linear(const sp_decode *d, sp_tensor x, sp_tensor w0, sp_tensor w1, Epilogue e,
+                        float factor, sp_tensor out) {
+    sp_cuda *c = d->c;
+    int sms = std::max(1, c->sms - transfer_multiprocessors(d));
     LinearArgs a = {.x = (const bf16 *)x.data,
                     .w0 = (const bf16 *)w0.data,
                     .w1 = (const bf16 *)w1.data,
@@ -197,13 +205,13 @@ sp_status decode::linear(sp_cuda *c, sp_tensor x, sp_tensor w0, sp_tensor w1, Ep
                     .factor = factor};
     switch (e) {
     case PLAIN:
-        return launch_rows<PLAIN>(c, a);
+        return launch_rows<PLAIN>(c, sms, a);
     case PLAIN_F32:
-        return launch_rows<PLAIN_F32>(c, a);
+        return launch_rows<PLAIN_F32>(c, sms, a);
     case RESIDUAL:
-        return launch_rows<RESIDUAL>(c, a);
+        return launch_rows<RESIDUAL>(c, sms, a);
     default:
-        return launch_rows<SWIGLU>(c, a);
+        return launch_rows<SWIGLU>(c, sms, a);
     }
 }
 
@@ -211,21 +219,21 @@ static const sp_tensor none = {};
 
 OP sp_decode_linear(sp_decode *d, sp_tensor x, sp_tensor w0, sp_tensor w1, sp_tensor out) {
     Epilogue e = out.dtype == SP_F32 ? PLAIN_F32 : PLAIN;
-    if (streams(x, w0, w1, e)) return linear(d->c, x, w0, w1, e, 1, out);
+    if (streams(x, w0, w1, e)) return linear(d, x, w0, w1, e, 1, out);
     SP_TRY(sp_linear(x, w0, sp_tensor_cols(out, 0, w0.rows)));
     return w1.data ? sp_linear(x, w1, sp_tensor_cols(out, w0.rows, w1.rows)) : SP_OK;
 }
 
 OP sp_decode_linear_residual(sp_decode *d, sp_tensor x, sp_tensor w, float factor, sp_tensor branch,
                              sp_tensor h) {
-    if (streams(x, w, none, RESIDUAL)) return linear(d->c, x, w, none, RESIDUAL, factor, h);
+    if (streams(x, w, none, RESIDUAL)) return linear(d, x, w, none, RESIDUAL, factor, h);
     SP_TRY(sp_linear(x, w, branch));
     return sp_residual_add(h, branch, factor);
 }
 
 OP sp_decode_linear_swiglu(sp_decode *d, sp_tensor x, sp_tensor gate_up, sp_tensor both,
                            sp_tensor out) {
-    if (streams(x, gate_up, none, SWIGLU)) return linear(d->c, x, gate_up, none, SWIGLU, 1, out);
+    if (streams(x, gate_up, none, SWIGLU)) return linear(d, x, gate_up, none, SWIGLU, 1, out);
     SP_TRY(sp_linear(x, gate_up, both));
     return sp_swiglu(both, out);
 }

@@ -31,9 +31,9 @@ extern "C" bool sp_transfer_captures(sp_transfer_kind k) {
 
 // ---- device -------------------------------------------------------------------------------------
 
-// What the link wants in flight, over all thread blocks, and 16-byte loads a thread has in flight
-// where the number of blocks does not say it.
-constexpr int THREADS = 256, LINK_BYTES = 256 << 10, LOADS = 8;
+// Over all thread blocks, bytes in flight by loads; and 16-byte loads a thread has in flight where
+// the number of blocks does not say it.
+constexpr int THREADS = 256, LOADED_BYTES = 256 << 10, LOADS = 8;
 
 // Host memory is read once: past L1, and not through the read-only path, which a kernel that
 // outlives a write-back must not trust.
@@ -88,8 +88,7 @@ template <int N> __device__ __forceinline__ void drain(const Route &r) {
 }
 
 // T1.
-template <int N>
-__global__ void __launch_bounds__(THREADS) ticket_kernel(Route r, bool suppress) {
+template <int N> __global__ void __launch_bounds__(THREADS) ticket_kernel(Route r, bool suppress) {
     if (!suppress) drain<N>(r);
     __syncthreads();
     if (threadIdx.x == 0) finish(r.queue, gridDim.x);
@@ -102,9 +101,11 @@ __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
     if (threadIdx.x == 0) finish(r.queue, gridDim.x);
 }
 
-// T3: one thread moves units through shared memory, STAGES pieces of `bytes_most` at once. It takes
-// no more shared memory than its share of what the link wants: the rest is for the kernels beside.
-constexpr int STAGES = 4;
+// T3: one thread moves units through shared memory, STAGES pieces of `bytes_most` at once. Blocks
+// share BULK_BYTES in flight: 4 of them take 88 KiB each, which leaves room for one thread block of
+// a linear layer of few rows (101 KiB) on the same multiprocessor, 16 take 22 KiB and leave room
+// for two.
+constexpr int STAGES = 4, BULK_BYTES = 352 << 10;
 
 __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int bytes_most) {
 #if SPARDA_HOPPER_CODE
@@ -230,13 +231,13 @@ __global__ void __launch_bounds__(THREADS) checksum_kernel(Route r, uint64_t *ou
 // ---- host ---------------------------------------------------------------------------------------
 
 static int stage_bytes(int ctas) {
-    int64_t bytes = LINK_BYTES / STAGES / ctas / 128 * 128;
+    int64_t bytes = BULK_BYTES / STAGES / ctas / 128 * 128;
     return (int)std::min<int64_t>(std::max<int64_t>(bytes, 1 << 10), 32 << 10);
 }
 
 // Calls f with the loads that each thread of `ctas` thread blocks has in flight, as a constant.
 template <class F> static void with_loads(int ctas, F f) {
-    int loads = LINK_BYTES / (THREADS * 16) / ctas;
+    int loads = LOADED_BYTES / (THREADS * 16) / ctas;
     if (loads >= 16)
         f(std::integral_constant<int, 16>());
     else if (loads >= 8)
@@ -395,6 +396,11 @@ sp_status decode::transfer_open(sp_decode *d) {
     for (int l = 0; l < t->layers; l++) list.push_back(route_of(d, l));
     CUDA_TRY(cudaMemcpy(t->routes, list.data(), routes, cudaMemcpyHostToDevice));
     return SP_OK;
+}
+
+int decode::transfer_multiprocessors(const sp_decode *d) {
+    const Transfer *t = d->transfer;
+    return t->kind == SP_TRANSFER_BULK && t->ctas <= 8 ? t->ctas : 0;
 }
 
 void decode::transfer_close(sp_decode *d) {
