@@ -111,6 +111,6 @@ if asked large; then
     "$sparda" data synth --out "$work/long" --rows 2 --seq-len 8192 --seed 1 >>"$out/validate.log" 2>&1
     row 'a base of 8B parameters' "$(($(now) - from)) s"
     validates large "$work/base" configs/minicpm4.1-8b.yaml --set "data=[$work/long]" --set steps=1 \
-        --set seq_len=8192 --set global_batch=1 --set save_every_steps=0
+        --set seq_len=8192 --set global_batch=1
 fi
 cat "$table"
