@@ -5,23 +5,16 @@
 #   sh tests/gpu_ranks.sh BUILD OUT [LAYERS]
 #
 # Sizes are 1, 2, 4 and 8 ranks, as far as the host has GPUs. LAYERS (default 4) of MiniCPM4.1-8B's dimensions.
+# shellcheck disable=SC1091,SC2002,SC2034,SC2086,SC2154
 set -u
 build=$1 out=$2 layers=${3:-4}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-sparda=$build/sparda
+. "$(dirname "$0")/gpu_table.sh"
 gpus=$(nvidia-smi -L | wc -l)
 on() { # RANKS COMMAND...
     ranks=$1
     shift
     mpirun -np "$ranks" --bind-to none "$@"
 }
-row() { printf '%-58s %s\n' "$1" "$2" | tee -a "$out/table.txt"; }
-: >"$out/table.txt"
-kl() { sed 's/.*"train\/kl": *\([0-9.e+-]*\),.*"train\/kl_layers.*/\1/' "$1/metrics.jsonl"; }
-difference() { paste "$1" "$2" |
-    awk '{ d = ($1 > $2 ? $1 - $2 : $2 - $1) / $1; if (d > m) m = d } END { printf "%.1e relative", m }'; }
-value() { sed -n "s/.*\"$2\": \([0-9.-]*\).*/\1/p" "$1" | head -1; }
 
 "$sparda" data synth --out "$work/corpus" --rows 200 --seq-len 1024 --seed 1 >"$out/train.log" 2>&1
 tiny="train configs/tiny.yaml --set data=[$work/corpus] --set eval_every_steps=0 --set after_training=[] \

@@ -4,7 +4,8 @@
 #
 #   sh tests/gpu_serve.sh BUILD OUT [PART ...]
 #
-# BUILD holds `sparda` and the test programs, OUT receives logs and JSON. Parts, all if none is named:
+# BUILD is a build folder, or one that holds `sparda` and the test programs; OUT receives logs and
+# JSON. Parts, all if none is named:
 #   check      decode operations against the CPU backend, whole runs to the bit
 #   sanitize   both under compute-sanitizer: memcheck, racecheck, synccheck
 #   validate   the tiny bases, trained here for a few steps: `sparda validate`, its time and verdict
@@ -12,28 +13,14 @@
 #   transfer   the transfer engine alone
 #   decode     decode steps of both models' dimensions: 4 layers in the files, 32 that run
 #   prefill    prompts of 131,072 tokens
+# shellcheck disable=SC1091,SC2034,SC2154
 set -u
 build=$1 out=$2
 shift 2
 [ $# -gt 0 ] || set -- check sanitize validate large transfer decode prefill
 parts=" $* "
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-sparda=$build/sparda
-table=$out/serve.txt
-mkdir -p "$out"
-: >"$table"
-row() { printf '%-58s %s\n' "$1" "$2" | tee -a "$table"; }
+. "$(dirname "$0")/gpu_table.sh"
 asked() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
-now() { date +%s; }
-
-# LOG NAME COMMAND...: a row that says whether the command succeeded.
-passes() {
-    log=$1 name=$2 from=$(now)
-    shift 2
-    if timeout 300 "$@" >>"$out/$log" 2>&1; then verdict=pass; else verdict="FAIL ($?), see $log"; fi
-    row "$name" "$verdict, $(($(now) - from)) s"
-}
 
 # NAME BASE TRAINING-OPTION...: trains, exports, validates; what the validation says goes into the table.
 validates() {
@@ -47,12 +34,12 @@ validates() {
     "$sparda" validate --base "$base" --forecast "$work/$name-export" --report "$out/report-$name" \
         --set backend=cuda >"$out/validate-$name.log" 2>&1
     row "$name: validation" "exit $?, $(($(now) - from)) s"
-    grep -E 'checks passed|^  (warning|failure|failed)' "$out/validate-$name.log" | tee -a "$table"
+    grep -E 'checks passed|^  (warning|failure|failed)' "$out/validate-$name.log" | tee -a "$out/table.txt"
 }
 
 if asked check; then
-    passes check.log 'decode operations against the CPU backend' "$build/test_cuda_decode"
-    passes check.log 'whole runs to the bit, both bases' "$build/test_cuda_serve"
+    passes check.log 'decode operations against the CPU backend' "$tests/test_cuda_decode"
+    passes check.log 'whole runs to the bit, both bases' "$tests/test_cuda_serve"
 fi
 
 if asked validate; then
@@ -68,7 +55,7 @@ decodes() {
     shift
     "$sparda" bench decode --base "$work/base" --layers 32 --batch 4,8,16 --home-gib 4 "$@" \
         --json "$out/decode-$((cell += 1)).json" 2>&1 | tee -a "$out/decode.log" |
-        grep -E '^  (mode|dense|sparse|forecast|sparda|infinigen)|error' | tee -a "$table"
+        grep -E '^  (mode|dense|sparse|forecast|sparda|infinigen)|error' | tee -a "$out/table.txt"
 }
 cell=0
 if asked decode; then
@@ -100,7 +87,7 @@ if asked sanitize; then
     for tool in memcheck racecheck synccheck; do
         for program in test_cuda_decode test_cuda_serve; do
             passes "$tool-$program.log" "$tool, $program" \
-                compute-sanitizer --tool $tool --error-exitcode 9 "$build/$program" --small
+                compute-sanitizer --tool $tool --error-exitcode 9 "$tests/$program" --small
         done
     done
 fi
@@ -113,4 +100,4 @@ if asked large; then
     validates large "$work/base" configs/minicpm4.1-8b.yaml --set "data=[$work/long]" --set steps=1 \
         --set seq_len=8192 --set global_batch=1
 fi
-cat "$table"
+cat "$out/table.txt"
