@@ -18,7 +18,9 @@ now() { date +%s; }
 passes() {
     log=$1 name=$2 from=$(now)
     shift 2
-    if timeout 300 "$@" >>"$out/$log" 2>&1; then verdict=pass; else verdict="FAIL ($?), see $log"; fi
+    if timeout 300 "$@" >"$work/said" 2>&1; then verdict=pass; else verdict="FAIL ($?), see $log"; fi
+    ! grep -q '^skipped:' "$work/said" || verdict=SKIPPED
+    cat "$work/said" >>"$out/$log"
     row "$name" "$verdict, $(($(now) - from)) s"
 }
 
