@@ -4,6 +4,7 @@
 #include "common/log.h"
 #include "common/util.h"
 #include "data/corpus.h"
+#include "kernels/machine.h"
 #include "validate/pass.h"
 
 #include <math.h>
@@ -157,6 +158,31 @@ static const char *weight_type(const sp_model_desc *d) {
     return s ? s : json_string_value(json_object_get(d->config, "dtype"));
 }
 
+static json_t *version(int cuda) {
+    return json_sprintf("%d.%d", cuda / 1000, cuda % 1000 / 10);
+}
+
+static void write_machine(const sp_backend *be, json_t *root) {
+    json_t *o = json_object_get(root, "machine"), *build;
+    double bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    set(o, "host_ram_gib", bytes > 0 ? json_real(bytes / (1 << 30)) : json_null());
+    set(o, "backend", json_string(sp_backend_description(be)));
+    sp_gpu_facts f;
+    if (!sp_gpu_facts_of(be, &f)) return;
+    build = json_object_get(json_object_get(root, "tool"), "build");
+    set(build, "cuda", version(f.cuda_built));
+    set(build, "arch", json_string(SPARDA_CUDA_CODE));
+    set(o, "gpu", sp_json_text(f.name));
+    set(o, "sm_count", json_integer(f.multiprocessors));
+    set(o, "hbm_gib", json_real(f.memory_gib));
+    if (*f.driver) set(o, "driver", sp_json_text(f.driver));
+    set(o, "cuda", version(f.cuda));
+    json_t *link = json_object_get(o, "pcie");
+    if (f.pcie_generation) set(link, "gen", json_integer(f.pcie_generation));
+    if (f.pcie_width) set(link, "width", json_integer(f.pcie_width));
+    if (f.numa_node >= 0) set(o, "numa_node", json_integer(f.numa_node));
+}
+
 static void write_setting(const sp_pass *p) {
     json_t *root = p->report->root, *o;
     const sp_model_desc *d = p->desc;
@@ -169,10 +195,7 @@ static void write_setting(const sp_pass *p) {
     set(o, "version", json_string(SPARDA_VERSION));
     set(o, "git", json_string(SPARDA_GIT));
     set(json_object_get(o, "build"), "flags", json_string(SPARDA_BUILD_TYPE ", " SPARDA_COMPILER));
-    o = json_object_get(root, "machine");
-    double bytes = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
-    set(o, "host_ram_gib", bytes > 0 ? json_real(bytes / (1 << 30)) : json_null());
-    set(o, "backend", json_string(sp_backend_description(p->model->backend)));
+    write_machine(p->model->backend, root);
 
     o = json_object_get(root, "model");
     set(o, "name", sp_json_text(d->name));
