@@ -10,7 +10,6 @@
 #include "common/hash.h"
 #include "common/util.h"
 #include "data/shard.h"
-#include "data/shard_plain.h"
 #include "data/source.h"
 
 #include <stdatomic.h>
@@ -393,21 +392,19 @@ done:
 }
 
 // A shard without a table of domains is one domain, named after the file.
-static sp_status name_domain(shard *s) {
-    SP_TRY(sp_alloc(&s->base.domain, 1, sizeof *s->base.domain, "domain names"));
-    s->base.n_domains = 1;
-    const char *name = sp_path_base(s->base.path), *dot = strrchr(name, '.');
-    s->base.domain[0] = dot && dot > name ? strndup(name, (size_t)(dot - name)) : strdup(name);
-    return s->base.domain[0] ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
-}
-
 static sp_status read_domain_table(shard *s, hid_t file) {
     bool column = sp_h5_look(file, "domain") != SP_H5_ABSENT;
     bool names = sp_h5_look(file, "domain_names") != SP_H5_ABSENT;
     if (column != names)
         return bad(s->base.path, "'domain' and 'domain_names' must come together; '%s' is missing",
                    column ? "domain_names" : "domain");
-    if (!column) return name_domain(s);
+    if (!column) {
+        SP_TRY(sp_alloc(&s->base.domain, 1, sizeof *s->base.domain, "domain names"));
+        s->base.n_domains = 1;
+        const char *name = sp_path_base(s->base.path), *dot = strrchr(name, '.');
+        s->base.domain[0] = dot && dot > name ? strndup(name, (size_t)(dot - name)) : strdup(name);
+        return s->base.domain[0] ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    }
     s->has_domains = true;
     hid_t set;
     int64_t n;
@@ -680,68 +677,24 @@ static const sp_source_ops shard_ops = {
     .close = shard_close,
 };
 
-static void forget_header(shard *s) {
-    for (int64_t i = 0; s->base.domain && i < s->base.n_domains; i++) free(s->base.domain[i]);
-    free(s->base.domain);
-    free(s->length);
-    free(s->start);
-    s->base.domain = NULL;
-    s->base.n_domains = s->base.rows = s->tokens = s->checked = 0;
-    s->length = NULL;
-    s->start = NULL;
-}
-
-// Without the library, which is far slower. False: it has to be asked after all.
-static bool open_plain(shard *s) {
-    sp_plain_shard p;
-    offset_args a = {.s = s};
-    if (!sp_plain_open(s->base.path, &p)) return false;
-    s->tokens = p.tokens;
-    s->base.rows = p.rows;
-    bool ok = sp_alloc(&s->length, p.rows, sizeof *s->length, "row lengths") == SP_OK &&
-              sp_alloc(&s->start, p.rows / STRIDE + 1, sizeof *s->start, "row offsets") == SP_OK &&
-              sp_plain_offsets(&p, take_offsets, &a);
-    s->base.domain = p.domain;
-    s->base.n_domains = p.n_domains;
-    p.domain = NULL;
-    if (ok && !p.has_domains) ok = name_domain(s) == SP_OK;
-    if (ok) {
-        s->has_domains = p.has_domains;
-        s->checked = p.checked;
-        s->base.vocab = p.vocab;
-        s->base.bytes = p.bytes;
-        s->base.tokenizer = p.tokenizer;
-        p.tokenizer = NULL;
-    } else {
-        forget_header(s);
-        sp_error_clear();
-    }
-    sp_plain_close(&p);
-    return ok;
-}
-
-static sp_status open_by_library(shard *s) {
-    struct stat info;
-    const char *path = s->base.path;
-    sp_h5_begin();
-    hid_t set = -1, file = sp_h5_open_readonly(path);
-    sp_status st = file >= 0 ? read_header(s, file, &set) : explain_open(path);
-    if (set >= 0) H5Dclose(set);
-    if (file >= 0) H5Fclose(file);
-    sp_h5_end();
-    if (st == SP_OK) s->base.bytes = stat(path, &info) == 0 ? (int64_t)info.st_size : 0;
-    return st;
-}
-
-static sp_status open_shard(const char *path, bool by_library, sp_source **out) {
+sp_status sp_shard_open(const char *path, sp_source **out) {
     *out = NULL;
+    struct stat info;
     shard *s;
     SP_TRY(sp_alloc(&s, 1, sizeof *s, "a token shard"));
     s->base.ops = &shard_ops;
     s->file = s->set = -1;
     s->base.path = sp_strdup(path);
     sp_status st = s->base.path ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
-    if (st == SP_OK && (by_library || !open_plain(s))) st = open_by_library(s);
+    if (st == SP_OK) {
+        sp_h5_begin();
+        hid_t set = -1, file = sp_h5_open_readonly(path);
+        st = file >= 0 ? read_header(s, file, &set) : explain_open(path);
+        if (set >= 0) H5Dclose(set);
+        if (file >= 0) H5Fclose(file);
+        sp_h5_end();
+    }
+    if (st == SP_OK) s->base.bytes = stat(path, &info) == 0 ? (int64_t)info.st_size : 0;
     s->base.unpacked = 4 * s->tokens;
     s->loaded = true;
     if (st != SP_OK) {
@@ -750,14 +703,6 @@ static sp_status open_shard(const char *path, bool by_library, sp_source **out) 
     }
     *out = &s->base;
     return SP_OK;
-}
-
-sp_status sp_shard_open(const char *path, sp_source **out) {
-    return open_shard(path, false, out);
-}
-
-sp_status sp_shard_open_by_library(const char *path, sp_source **out) {
-    return open_shard(path, true, out);
 }
 
 sp_status sp_shard_open_later(sp_source *like, sp_source **out) {
@@ -852,5 +797,22 @@ static sp_status shard_scan(const sp_source *base, sp_scan *scan) {
     if (set >= 0) H5Dclose(set);
     if (file >= 0) H5Fclose(file);
     sp_h5_end();
+    return st;
+}
+
+static sp_status visit_nothing(void *user, int64_t row, const int32_t *tokens, int64_t n) {
+    (void)user, (void)row, (void)tokens, (void)n;
+    return SP_OK;
+}
+
+sp_status sp_shard_verify(const char *path, int64_t *checked) {
+    sp_source *base;
+    *checked = 0;
+    SP_TRY(sp_shard_open(path, &base));
+    sp_scan scan = {.visit = visit_nothing, .thorough = true};
+    sp_status st = shard_scan(base, &scan);
+    *checked = scan.checked;
+    sp_scan_free(&scan);
+    base->ops->close(base);
     return st;
 }

@@ -9,7 +9,6 @@
 #include "data/args.h"
 #include "data/commands.h"
 #include "data/folder_index.h"
-#include "data/shard.h"
 #include "data/source.h"
 
 #include <jansson.h>
@@ -56,27 +55,6 @@ static sp_status take_row(void *user, int64_t row, const int32_t *tokens, int64_
         w->v->hash[w->first + row] = (row_hash){sp_xxh3(tokens, (size_t)n * 4), w->first + row};
     return SP_OK;
 }
-
-// ---- one shard ----------------------------------------------------------------------------------
-
-static sp_status visit_nothing(void *user, int64_t row, const int32_t *tokens, int64_t n) {
-    (void)user, (void)row, (void)tokens, (void)n;
-    return SP_OK;
-}
-
-sp_status sp_shard_verify(const char *path, int64_t *checked) {
-    sp_source *base;
-    *checked = 0;
-    SP_TRY(sp_shard_open(path, &base));
-    sp_scan scan = {.visit = visit_nothing, .thorough = true};
-    sp_status st = base->ops->scan(base, &scan);
-    *checked = scan.checked;
-    sp_scan_free(&scan);
-    base->ops->close(base);
-    return st;
-}
-
-// ---- all files ----------------------------------------------------------------------------------
 
 static void note(verify *v, sp_status st) {
     pthread_mutex_lock(&v->lock);

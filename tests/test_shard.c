@@ -4,7 +4,6 @@
 #include "common/h5.h"
 #include "common/hash.h"
 #include "data/shard.h"
-#include "data/shard_plain.h"
 #include "data/source.h"
 
 #include <fcntl.h>
@@ -648,118 +647,6 @@ static void a_shard_that_changes_in_use_is_noticed(void **state) {
     free(path);
 }
 
-// ---- without the library
-// -------------------------------------------------------------------------
-
-// What opening found is the same by both ways; `what` is for messages.
-static void assert_same_source(const sp_source *a, const sp_source *b, const char *what) {
-    if (a->rows != b->rows || a->bytes != b->bytes || a->unpacked != b->unpacked ||
-        a->vocab != b->vocab || strcmp(a->tokenizer, b->tokenizer) != 0 ||
-        a->n_domains != b->n_domains)
-        fail_msg("%s: %d rows, library: %d", what, (int)a->rows, (int)b->rows);
-    for (int64_t i = 0; i < a->n_domains; i++)
-        if (strcmp(a->domain[i], b->domain[i]) != 0)
-            fail_msg("%s: domain %s, library: %s", what, a->domain[i], b->domain[i]);
-    uint32_t *one = malloc((size_t)a->rows * sizeof *one), *two = malloc((size_t)a->rows * 4);
-    assert_ok(a->ops->lengths(a, one));
-    assert_ok(b->ops->lengths(b, two));
-    for (int64_t r = 0; r < a->rows; r++)
-        if (one[r] != two[r]) fail_msg("%s: row %d: %u, library: %u", what, (int)r, one[r], two[r]);
-    free(one);
-    free(two);
-}
-
-static bool is_plain(const char *path) {
-    sp_plain_shard p;
-    bool yes = sp_plain_open(path, &p);
-    sp_plain_close(&p);
-    return yes;
-}
-
-static void assert_plain(const char *path) {
-    sp_source *a, *b;
-    if (!is_plain(path)) fail_msg("%s was left to the library", path);
-    assert_ok(sp_shard_open(path, &a));
-    assert_ok(sp_shard_open_by_library(path, &b));
-    assert_same_source(a, b, path);
-    a->ops->close(a);
-    b->ops->close(b);
-}
-
-static void plain_files_open_without_the_library(void **state) {
-    (void)state;
-    char *path = make_even_shard("plain.h5", 0, 3, 100);
-    assert_plain(path);
-    free(path);
-    path = make_even_shard("tall.h5", 0, 600000, 1); // offsets in 74 chunks: a tree of two levels
-    assert_plain(path);
-    free(path);
-    path = sp_path_join(test_tmpdir(), "many.h5"); // thousands_of_domain_names_fit made it
-    assert_plain(path);
-    free(path);
-    foreign f = right;
-    for (int names = 0; names < 3; names++) { // none, fixed, variable; all attributes are variable
-        f.n_domain = names ? 3 : -1;
-        f.names = names > 0;
-        f.variable_names = names == 2;
-        path = make_foreign(&f);
-        assert_plain(path);
-        free(path);
-    }
-    f = right;
-    f.packed = true;
-    path = make_foreign(&f);
-    assert_false(is_plain(path)); // read all the same: files_of_other_writers_are_read
-    free(path);
-}
-
-static sp_status count_offsets(void *user, const void *values, int64_t first, int64_t n) {
-    const uint64_t *offset = values;
-    int64_t *seen = user;
-    assert_int_equal(*seen, first);
-    *seen += n;
-    return offset[n - 1] < 1000 ? SP_OK : SP_BAD_INPUT;
-}
-
-// Whatever the bytes are, nothing is read beyond them, and no text or list is missing from what is
-// taken for right. (The library is not asked: HDF5 1.10.8 turns in circles for some of these.)
-static void changed_files_do_no_harm(void **state) {
-    (void)state;
-    foreign f = right;
-    f.n_domain = 3;
-    f.names = f.variable_names = true;
-    char *path = make_foreign(&f), *bytes;
-    int64_t len, refused = 0;
-    assert_ok(sp_read_file(path, 1 << 20, &bytes, &len));
-    int fd = open(path, O_RDWR);
-    for (int64_t i = 0; i < len; i++) {
-        const char c = bytes[i] ? (char)(bytes[i] ^ 1 << i % 8) : (char)0xff;
-        assert_int_equal(pwrite(fd, &c, 1, i), 1);
-        sp_plain_shard p;
-        int64_t seen = 0;
-        if (sp_plain_open(path, &p)) {
-            assert_true(p.vocab > 0 && p.rows <= p.tokens && p.bytes == len);
-            assert_true(strlen(p.tokenizer) <= strlen("foreign"));
-            for (int64_t k = 0; k < p.n_domains; k++)
-                assert_true(strlen(p.domain[k]) <= strlen("alpha"));
-            if (sp_plain_offsets(&p, count_offsets, &seen)) assert_int_equal(seen, p.rows + 1);
-        } else {
-            refused++;
-        }
-        sp_plain_close(&p);
-        assert_int_equal(pwrite(fd, &bytes[i], 1, i), 1);
-    }
-    assert_true(refused > 300); // addresses, types and sizes of five data sets are more than that
-    assert_true(is_plain(path));
-    for (int64_t n = len - 1; n > 0; n -= n > 1000 ? 97 : 1) {
-        assert_int_equal(ftruncate(fd, n), 0);
-        assert_false(is_plain(path));
-    }
-    close(fd);
-    free(bytes);
-    free(path);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_comes_back),
@@ -775,8 +662,6 @@ int main(void) {
         cmocka_unit_test(a_full_disk_is_an_error),
         cmocka_unit_test(locked_and_read_only_files_are_read),
         cmocka_unit_test(a_shard_that_changes_in_use_is_noticed),
-        cmocka_unit_test(plain_files_open_without_the_library),
-        cmocka_unit_test(changed_files_do_no_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
