@@ -348,7 +348,22 @@ static const char readable[] =
     "It reads: training states (.h5), token shards (.h5), safetensors, torch .pt, MDS folders "
     "(index.json), model folders (config.json), run folders, export folders";
 
+static bool ends_in(const char *s, const char *end) {
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
+}
+
 static sp_status unknown_file(const char *path) {
+    if (ends_in(path, ".yaml") || ends_in(path, ".yml"))
+        return sp_error(SP_BAD_INPUT,
+                        "%s looks like a configuration: sparda train %s --print-config shows every "
+                        "option with its value and where it comes from",
+                        path, path);
+    if (ends_in(path, ".json") || ends_in(path, ".jsonl"))
+        return sp_error(SP_BAD_INPUT,
+                        "%s is described as a part of its folder, if that is one of these: model, "
+                        "MDS, run or export. A report is its .html. %s",
+                        path, readable);
     sp_map m;
     SP_TRY(sp_map_open(path, &m));
     const char *what = sp_contents_of(m.data, m.bytes);

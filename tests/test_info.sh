@@ -89,6 +89,10 @@ check 0 "$sparda" info "$root/tests/mds/raw"
 has out 'prose-code: '
 
 # ---- none of them
+check 2 "$sparda" info "$root/configs/tiny.yaml"
+has err 'sparda train .*/tiny.yaml --print-config'
+check 2 "$sparda" info "$root/data/tiny-base/config.json"
+has err 'a part of its folder'
 printf 'hello world, this is nothing' >"$work/text"
 check 2 "$sparda" info "$work/text"
 has err "first bytes are 68 65 6c .*'hello world, thi'"
