@@ -262,6 +262,28 @@ static void show_progress(work *w, const char *domain) {
                 (double)((int64_t)left / 60), (double)((int64_t)left % 60));
 }
 
+// Has the kernel fetch what this thread will read next while it works on the present file. The
+// bytes go to the page cache, so memory of the process does not grow.
+static void read_ahead(const char *path, int64_t from, int64_t bytes) {
+    const int64_t most = 1 << 27; // a large file is read on by the kernel's own read-ahead
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return; // reading it will tell why
+    posix_fadvise(fd, from, bytes < most ? bytes : most, POSIX_FADV_WILLNEED);
+    close(fd);
+}
+
+// The beginning of the job that is likely to be next.
+static void read_ahead_job(const work *w) {
+    int64_t next = w->next;
+    if (next >= w->n_items) return;
+    const sp_import_domain *d = w->target[w->item[next].domain].from;
+    const sp_import_job *job = &d->job[w->item[next].job];
+    if (d->n_flat)
+        read_ahead(d->flat[job->first].path, job->begin_at, job->bytes);
+    else
+        read_ahead(d->sources.at[job->first]->path, 0, d->sources.at[job->first]->bytes);
+}
+
 static sp_status feed(worker *k, const sp_import_job *job) {
     const sp_import_domain *d = k->t->from;
     if (d->n_flat) {
@@ -271,6 +293,10 @@ static sp_status feed(worker *k, const sp_import_job *job) {
     for (int64_t i = job->first; i < job->end; i++) {
         const sp_source *s = d->sources.at[i];
         int32_t *domain = NULL;
+        if (i + 1 < job->end)
+            read_ahead(d->sources.at[i + 1]->path, 0, d->sources.at[i + 1]->bytes);
+        else
+            read_ahead_job(k->w);
         if (s->n_domains > 1) {
             SP_TRY(sp_alloc(&domain, s->rows, sizeof *domain, "row domains"));
             sp_status st = s->ops->domains(s, domain);
