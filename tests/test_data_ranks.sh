@@ -4,23 +4,8 @@
 # all, and nothing is left.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1
-"$sparda" --version | grep -q 'MPI yes' || {
-    echo 'skipped: built without MPI'
-    exit 0
-}
-command -v mpirun >/dev/null || {
-    echo 'skipped: no mpirun'
-    exit 0
-}
+. "$(dirname "$0")/ranks.sh"
 . "$(dirname "$0")/check.sh"
-# MPI unloads its plug-ins before leaks are looked for, so theirs cannot be told from ours.
-ASAN_OPTIONS=detect_leaks=0
-export ASAN_OPTIONS
-flags=
-if mpirun --version 2>&1 | grep -q 'Open MPI'; then
-    flags='--oversubscribe --bind-to none'
-    [ "$(id -u)" != 0 ] || flags="$flags --allow-run-as-root"
-fi
 ranks() { # STATUS N ARG...
     want=$1 n=$2
     shift 2

@@ -59,7 +59,7 @@ ranks_left() {
     done
 }
 
-ASAN_OPTIONS=detect_leaks=0 # of MPI's plug-ins, see test_ranks_equal.sh
+ASAN_OPTIONS=detect_leaks=0 # of MPI's plug-ins, see ranks.sh
 export ASAN_OPTIONS
 in_shell() { (hosts "$@"); }
 check 0 in_shell both

@@ -3,25 +3,9 @@
 # One rank, several ranks, accumulation and micro-batches train the same; failures end all ranks.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1
-"$sparda" --version | grep -q 'MPI yes' || {
-    echo 'skipped: built without MPI'
-    exit 0
-}
-command -v mpirun >/dev/null || {
-    echo 'skipped: no mpirun'
-    exit 0
-}
+. "$(dirname "$0")/ranks.sh"
 . "$(dirname "$0")/train.sh"
 
-# MPI unloads its plug-ins before leaks are looked for, so theirs cannot be told from ours.
-ASAN_OPTIONS=detect_leaks=0
-export ASAN_OPTIONS
-# Open MPI needs to be told what MPICH allows anyway.
-flags=
-if mpirun --version 2>&1 | grep -q 'Open MPI'; then
-    flags='--oversubscribe --bind-to none'
-    [ "$(id -u)" != 0 ] || flags="$flags --allow-run-as-root"
-fi
 # ranks N OUT ARG...
 ranks() {
     n=$1 out=$2

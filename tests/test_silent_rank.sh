@@ -4,23 +4,9 @@
 # within watchdog_s, says so once, and all ranks end with status 3. Ranks of different builds.
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1
-"$sparda" --version | grep -q 'MPI yes' || {
-    echo 'skipped: built without MPI'
-    exit 0
-}
-command -v mpirun >/dev/null || {
-    echo 'skipped: no mpirun'
-    exit 0
-}
+. "$(dirname "$0")/ranks.sh"
 . "$(dirname "$0")/train.sh"
 
-ASAN_OPTIONS=detect_leaks=0 # of MPI's plug-ins, see test_ranks_equal.sh
-export ASAN_OPTIONS
-flags=
-if mpirun --version 2>&1 | grep -q 'Open MPI'; then
-    flags='--oversubscribe --bind-to none'
-    [ "$(id -u)" != 0 ] || flags="$flags --allow-run-as-root"
-fi
 watchdog=3
 
 # ranks_of OUT: processes of the ranks of this run.
