@@ -8,9 +8,11 @@
 #include "data/bench.h"
 #include "data/dataset.h"
 #include "data/folder_index.h"
+#include "data/mds_write.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +20,7 @@
 
 enum { ROWS = 10000, SAMPLES = 100000 };
 
-// ---- shards of which there is only the list
-// ------------------------------------------------------
+// ---- shards of which there is only the list -----------------------------------------------------
 
 static sp_status make_listed(const char *dir, int64_t shards) {
     json_t *list = json_object();
@@ -54,8 +55,7 @@ static sp_status make_listed(const char *dir, int64_t shards) {
     return st;
 }
 
-// ---- whole shards
-// --------------------------------------------------------------------------------
+// ---- whole shards -------------------------------------------------------------------------------
 
 // The parts of a file that are there; a shard of few tokens is mostly a hole.
 static bool copy_file(const char *from, const char *to) {
@@ -96,8 +96,51 @@ static sp_status make_whole(const char *dir, int64_t shards) {
     return st;
 }
 
-// ---- measuring
-// -----------------------------------------------------------------------------------
+// An MDS folder of one shard, whose index then lists copies of it.
+static sp_status repeat_shard(const char *dir, int64_t shards) {
+    char *index = sp_path_join(dir, "index.json"), *text = NULL;
+    json_t *root = index ? json_load_file(index, 0, NULL) : NULL;
+    json_t *list = json_object_get(root, "shards"), *first = json_array_get(list, 0);
+    const json_t *raw = json_object_get(first, "raw_data");
+    const char *name = json_string_value(json_object_get(raw, "basename"));
+    char *from = name ? sp_path_join(dir, name) : NULL;
+    sp_status st = from ? SP_OK : sp_error(SP_ENVIRONMENT, "cannot read %s", index ? index : dir);
+    for (int64_t i = 1; i < shards && st == SP_OK; i++) {
+        char *base = sp_format("copy.%05lld.mds", (long long)i);
+        char *to = base ? sp_path_join(dir, base) : NULL;
+        json_t *entry = json_deep_copy(first);
+        json_object_set_new(json_object_get(entry, "raw_data"), "basename",
+                            json_string(base ? base : ""));
+        json_array_append_new(list, entry);
+        if (!to || !copy_file(from, to))
+            st = sp_error(SP_ENVIRONMENT, "cannot copy %s: %s", from, strerror(errno));
+        free(base);
+        free(to);
+    }
+    if (st == SP_OK) text = json_dumps(root, JSON_COMPACT);
+    if (st == SP_OK)
+        st = text ? sp_write_file(index, text, (int64_t)strlen(text))
+                  : sp_error(SP_ENVIRONMENT, "out of memory");
+    free(text);
+    free(from);
+    free(index);
+    json_decref(root);
+    return st;
+}
+
+static sp_status make_mds(const char *dir, int64_t shards) {
+    sp_mds_writer *w = NULL;
+    SP_TRY(sp_mds_create(
+        &(sp_mds_writer_args){
+            .dir = dir, .encoding = "ndarray:int32", .hash = "xxh64", .size_limit = 1 << 26},
+        &w));
+    sp_status st = SP_OK;
+    for (int32_t r = 0; r < ROWS && st == SP_OK; r++) st = sp_mds_append(w, &r, 1);
+    if (st == SP_OK) st = sp_mds_finish(w);
+    return st == SP_OK ? repeat_shard(dir, shards) : st;
+}
+
+// ---- measuring ----------------------------------------------------------------------------------
 
 // The largest memory of the process since the last call, in bytes; 0 where the kernel does not
 // tell.
@@ -140,6 +183,7 @@ static sp_status measure(sp_data_bench_run *b, const char *name, const char *dir
                          sp_short_rows how) {
     double s[BENCH_REPEATS];
     char note[128];
+    malloc_trim(0); // what was freed before does not count
     peak_bytes();
     for (int i = 0; i < BENCH_REPEATS; i++) SP_TRY(open_once(dir, how, &s[i]));
     double peak = peak_bytes();
@@ -151,13 +195,18 @@ static sp_status measure(sp_data_bench_run *b, const char *name, const char *dir
 
 sp_status sp_bench_opening(sp_data_bench_run *b) {
     char *listed = sp_format("%s/listed", b->dir), *whole = sp_format("%s/whole", b->dir);
-    sp_status st = listed && whole ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    char *mds = sp_format("%s/mds", b->dir);
+    sp_status st = listed && whole && mds ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     SP_GO(make_listed(listed, b->shards));
     SP_GO(measure(b, "opening shards by shards.json", listed, SP_SHORT_KEEP));
     SP_GO(make_whole(whole, b->shards));
     SP_GO(measure(b, "opening shards without shards.json", whole, SP_SHORT_KEEP));
     SP_GO(measure(b, "the same, short: pack", whole, SP_SHORT_PACK));
+    SP_GO(make_mds(mds, b->shards));
+    SP_GO(measure(b, "opening MDS shards", mds, SP_SHORT_KEEP));
 done:
+    if (mds) sp_bench_remove(mds);
+    free(mds);
     if (listed) sp_bench_remove(listed);
     if (whole) sp_bench_remove(whole);
     free(listed);

@@ -32,8 +32,7 @@ struct sp_sampler {
     int64_t *slot; // [n + 1] first slot of every entry in a cycle
 };
 
-// ---- keyed permutations
-// --------------------------------------------------------------------------
+// ---- keyed permutations -------------------------------------------------------------------------
 
 uint64_t sp_permute(uint64_t key, uint64_t n, uint64_t i) {
     if (n < 2) return 0;
@@ -58,8 +57,7 @@ static uint64_t order_key(uint64_t seed, uint64_t stream, uint64_t number) {
     return sp_mix64(k + (number + 1) * golden);
 }
 
-// ---- units
-// ---------------------------------------------------------------------------------------
+// ---- units --------------------------------------------------------------------------------------
 
 // Some rows begin a unit: one bit each, so that 1e8 rows take 14 MB, and their lengths are looked
 // at file by file.
@@ -170,8 +168,7 @@ static void rows_of_unit(const units *u, int64_t i, int64_t *row, int64_t *rows)
     *rows = u->span ? row_of_unit(u, i + 1) - *row : 1;
 }
 
-// ---- mixture
-// -------------------------------------------------------------------------------------
+// ---- mixture ------------------------------------------------------------------------------------
 
 // The shortest cycle in which every entry has a whole number of slots, or the longest one allowed.
 static int64_t cycle_length(const sp_dataset *d) {
@@ -228,8 +225,7 @@ static sp_status share_slots(sp_sampler *s) {
     return SP_OK;
 }
 
-// ---- the sampler
-// ---------------------------------------------------------------------------------
+// ---- the sampler --------------------------------------------------------------------------------
 
 void sp_sampler_close(sp_sampler *s) {
     if (!s) return;

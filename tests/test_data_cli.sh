@@ -115,6 +115,17 @@ run 2 "$sparda" data import "$source/tests/mds/raw" --out "$dir/file/x"
 grep -q 'GB are free there\|File too large' "$dir/err" || { fail "no word about the room"; cat "$dir/err"; }
 [ -z "$(ls -A "$dir/model")" ] || fail "synth-model without room left $(ls -A "$dir/model")"
 
+# ---- the benchmark, very small: every figure is there, and nothing is left
+run 0 "$sparda" bench data --mb 1 --shards 30 --dir "$dir/bench" --out "$dir/bench-out" --json "$dir/bench.json"
+for name in 'sequential reading, disk' 'copying files, disk' 'import of raw MDS, disk' \
+    'import of zstd MDS, cached' 'row of an HDF5 shard' 'waiting for a row of raw MDS' \
+    'opening shards by shards.json' 'opening shards without shards.json' 'the same, short: pack' \
+    'opening MDS shards'; do
+    grep -A1 "\"name\": \"$name\"" "$dir/bench.json" | grep -q '"value": [0-9.e-]*[1-9]' || fail "no figure: $name"
+done
+[ ! -e "$dir/bench" ] && [ ! -e "$dir/bench-out" ] || fail "the benchmark left files"
+run 2 "$sparda" bench data --shards 0
+
 # ---- no room: nothing of the failed set remains
 (
     ulimit -f 2048 # 1 or 2 MiB, by the shell
