@@ -74,8 +74,6 @@ enum { SP_PROBLEMS_PER_FOLDER = 20 };
 
 // HDF5 token shard. SP_BAD_INPUT describes the first fault of the file.
 sp_status sp_shard_open(const char *path, sp_source **out);
-// The same without the short way of data/shard_plain.h, for tests.
-sp_status sp_shard_open_by_library(const char *path, sp_source **out);
 
 // The same of a shard described by the folder's list (rows, bytes, unpacked, vocab and names of
 // `like`, which is taken): it is opened and compared at its first use.
