@@ -5,11 +5,10 @@
 // OPEN_MAX are open at a time, so that ten thousand shards need no ten thousand descriptors.
 //
 // All HDF5 calls are between sp_h5_begin and sp_h5_end, which also guard the list of open shards.
-#include "common/contents.h"
 #include "common/h5.h"
-#include "common/hash.h"
 #include "common/util.h"
 #include "data/shard.h"
+#include "data/shard_sets.h"
 #include "data/source.h"
 
 #include <stdatomic.h>
@@ -35,260 +34,6 @@ typedef struct shard {
 static shard *newest, *oldest;
 static int n_open;
 
-// ---- small pieces of HDF5; between sp_h5_begin and sp_h5_end ------------------------------------
-
-static sp_status bad(const char *path, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static sp_status bad(const char *path, const char *fmt, ...) {
-    va_list ap;
-    char *text = NULL;
-    va_start(ap, fmt);
-    if (vasprintf(&text, fmt, ap) < 0) text = NULL;
-    va_end(ap);
-    sp_status st = sp_error(SP_BAD_INPUT, "%s: %s", path, text ? text : "not a valid token shard");
-    free(text);
-    return st;
-}
-
-// The reason why HDF5 does not open the file, as far as its first bytes tell.
-static sp_status explain_open(const char *path) {
-    char *reason = sp_strdup(sp_h5_reason());
-    sp_map m;
-    sp_status st = sp_map_open(path, &m);
-    if (st == SP_OK) {
-        const char *is = sp_contents_of(m.data, m.bytes);
-        if (is && H5Fis_hdf5(path) <= 0)
-            st = bad(path, "expected an HDF5 token shard, but this is %s", is);
-        else if (H5Fis_hdf5(path) == 0)
-            st = bad(path, "expected an HDF5 token shard, but this is not an HDF5 file");
-        else
-            st = bad(path,
-                     "HDF5 cannot open it: %s. The file may be cut short or damaged, or "
-                     "locked by another program (try HDF5_USE_FILE_LOCKING=FALSE)",
-                     reason ? reason : "unknown reason");
-        sp_map_close(&m);
-    }
-    free(reason);
-    return st;
-}
-
-static sp_status get_integer(hid_t object, const char *path, const char *name, int64_t *out) {
-    if (H5Aexists(object, name) <= 0) return bad(path, "the attribute '%s' is missing", name);
-    hid_t a = H5Aopen(object, name, H5P_DEFAULT), type = H5Aget_type(a), space = H5Aget_space(a);
-    bool ok = a >= 0 && H5Tget_class(type) == H5T_INTEGER && H5Tget_size(type) <= 8 &&
-              H5Sget_simple_extent_npoints(space) == 1 && H5Aread(a, H5T_NATIVE_INT64, out) >= 0;
-    H5Sclose(space);
-    H5Tclose(type);
-    H5Aclose(a);
-    return ok ? SP_OK : bad(path, "the attribute '%s' is not one whole number", name);
-}
-
-// A text of fixed or variable size. Caller frees.
-static sp_status get_text(hid_t object, const char *path, const char *name, char **out) {
-    *out = NULL;
-    if (H5Aexists(object, name) <= 0) return bad(path, "the attribute '%s' is missing", name);
-    hid_t a = H5Aopen(object, name, H5P_DEFAULT), type = H5Aget_type(a), space = H5Aget_space(a);
-    sp_status st = SP_OK;
-    if (a < 0 || H5Tget_class(type) != H5T_STRING || H5Sget_simple_extent_npoints(space) != 1) {
-        st = bad(path, "the attribute '%s' is not one text", name);
-    } else if (H5Tis_variable_str(type) > 0) {
-        char *text = NULL;
-        if (H5Aread(a, type, &text) < 0 || !text)
-            st = bad(path, "the attribute '%s' cannot be read", name);
-        else if (strlen(text) > SP_SHARD_TEXT_MAX)
-            st = bad(path, "the attribute '%s' has %zu bytes; at most %d are expected", name,
-                     strlen(text), SP_SHARD_TEXT_MAX);
-        else
-            *out = sp_strdup(text);
-        if (text) H5free_memory(text);
-    } else if (H5Tget_size(type) > SP_SHARD_TEXT_MAX) {
-        st = bad(path, "the attribute '%s' has %zu bytes; at most %d are expected", name,
-                 H5Tget_size(type), SP_SHARD_TEXT_MAX);
-    } else {
-        st = sp_alloc(out, (int64_t)H5Tget_size(type) + 1, 1, "an attribute");
-        if (st == SP_OK && H5Aread(a, type, *out) < 0)
-            st = bad(path, "the attribute '%s' cannot be read", name);
-    }
-    if (st == SP_OK && !*out) st = sp_error(SP_ENVIRONMENT, "out of memory");
-    H5Sclose(space);
-    H5Tclose(type);
-    H5Aclose(a);
-    return st;
-}
-
-// A one-dimensional data set of integers of `size` bytes, or of texts if size is 0. Its claimed
-// length is compared with the bytes really stored, so that the caller may allocate by it.
-static sp_status open_set(hid_t file, const char *path, const char *name, int size, bool is_signed,
-                          hid_t *out, int64_t *n) {
-    *out = -1;
-    *n = 0;
-    switch (sp_h5_look(file, name)) {
-    case SP_H5_ABSENT:
-        return bad(path, "the data set '%s' is missing", name);
-    case SP_H5_LINK:
-        return bad(path,
-                   "'%s' is a link, which could lead to another file and is not followed; store "
-                   "the data set itself under this name",
-                   name);
-    case SP_H5_OBJECT:
-        break;
-    }
-    hid_t access = H5Pcreate(H5P_DATASET_ACCESS);
-    H5Pset_chunk_cache(access, 0, 0, 1.0); // a row is read as it lies, without its whole chunk
-    hid_t d = H5Dopen2(file, name, access);
-    H5Pclose(access);
-    if (d < 0) return bad(path, "'%s' cannot be opened as a data set: %s", name, sp_h5_reason());
-    const char *elsewhere = sp_h5_stored_elsewhere(d);
-    if (elsewhere) {
-        H5Dclose(d);
-        return bad(path,
-                   "the values of '%s' are stored %s, which are not read; store them in this file",
-                   name, elsewhere);
-    }
-
-    hid_t type = H5Dget_type(d), space = H5Dget_space(d), plist = H5Dget_create_plist(d);
-    H5T_class_t class = H5Tget_class(type);
-    hsize_t dim = 0;
-    sp_status st = SP_OK;
-    if (size ? class != H5T_INTEGER || H5Tget_size(type) != (size_t)size ||
-                   (H5Tget_sign(type) == H5T_SGN_2) != is_signed
-             : class != H5T_STRING)
-        st = size ? bad(path, "'%s' must hold %ssigned %d-bit integers", name,
-                        is_signed ? "" : "un", 8 * size)
-                  : bad(path, "'%s' must hold texts", name);
-    else if (H5Sget_simple_extent_ndims(space) != 1 ||
-             H5Sget_simple_extent_dims(space, &dim, NULL) != 1)
-        st = bad(path, "'%s' must have one dimension", name);
-    if (st == SP_OK) {
-        // No filter of HDF5 packs more than about 1:1030. What is said to be stored is a claim,
-        // too: overlapping chunks or a length beyond the end of the file.
-        hsize_t file_bytes = 0, chunk = 0;
-        int64_t stored = (int64_t)H5Dget_storage_size(d), need, most, chunk_bytes = 0;
-        bool packed = H5Pget_nfilters(plist) > 0;
-        int64_t element = (int64_t)H5Tget_size(type);
-        H5Fget_filesize(file, &file_bytes);
-        if (packed && H5Pget_chunk(plist, 1, &chunk) != 1) chunk = 0;
-        if (!sp_h5_usual_filters(plist))
-            st = bad(path,
-                     "'%s' has a filter that is not read; known are deflate (gzip), shuffle and "
-                     "fletcher32",
-                     name);
-        else if (dim > INT64_MAX || !sp_mul((int64_t)dim, element, &need) || stored < 0 ||
-                 !sp_mul(stored, packed ? 1100 : 1, &most) || need > most)
-            st = bad(path, "'%s' claims %llu elements, but only %lld bytes are stored", name,
-                     (unsigned long long)dim, (long long)stored);
-        else if ((hsize_t)stored > file_bytes)
-            st = bad(path, "'%s' claims %lld stored bytes in a file of %llu", name,
-                     (long long)stored, (unsigned long long)file_bytes);
-        else if (stored > 0 && packed &&
-                 (!sp_mul((int64_t)chunk, element, &chunk_bytes) || chunk_bytes > most))
-            st = bad(path, "'%s' has chunks of %llu elements, but only %lld bytes are stored", name,
-                     (unsigned long long)chunk, (long long)stored);
-    }
-    H5Pclose(plist);
-    H5Sclose(space);
-    H5Tclose(type);
-    if (st != SP_OK) {
-        H5Dclose(d);
-        return st;
-    }
-    *out = d;
-    *n = (int64_t)dim;
-    return SP_OK;
-}
-
-static bool read_with(hid_t transfer, hid_t set, hid_t memory_type, int64_t start, int64_t n,
-                      void *out) {
-    if (n == 0) return true;
-    hsize_t from = (hsize_t)start, count = (hsize_t)n;
-    hid_t file = H5Dget_space(set), memory = H5Screate_simple(1, &count, NULL);
-    bool ok = file >= 0 && memory >= 0 &&
-              H5Sselect_hyperslab(file, H5S_SELECT_SET, &from, NULL, &count, NULL) >= 0 &&
-              H5Dread(set, memory_type, memory, file, transfer, out) >= 0;
-    H5Sclose(memory);
-    H5Sclose(file);
-    return ok;
-}
-
-static bool read_range(hid_t set, hid_t memory_type, int64_t start, int64_t n, void *out) {
-    return read_with(H5P_DEFAULT, set, memory_type, start, n, out);
-}
-
-// ---- walking through a column in checksum blocks ------------------------------------------------
-
-typedef sp_status (*visit)(void *user, const void *values, int64_t first, int64_t n);
-
-typedef struct walk_args {
-    hid_t file, set;
-    const char *path, *name;
-    hid_t memory_type;
-    int64_t size, n; // bytes of an element, elements
-    bool unlock;     // let other threads use HDF5 while a block is visited
-} walk_args;
-
-static sp_status get_checksums(const walk_args *w, uint64_t **sum, int64_t *block) {
-    *sum = NULL;
-    char *name = sp_format("%s_xxh3", w->name);
-    if (!name) return sp_error(SP_ENVIRONMENT, "out of memory");
-    sp_status st = SP_OK;
-    hid_t set = -1;
-    int64_t n = 0;
-    if (sp_h5_look(w->file, name) != SP_H5_ABSENT) {
-        SP_GO(open_set(w->file, w->path, name, 8, false, &set, &n));
-        SP_GO(get_integer(set, w->path, "block", block));
-        if (*block < 1 || *block > SP_SHARD_BLOCK_MAX ||
-            n != w->n / *block + (w->n % *block != 0)) {
-            st = bad(w->path,
-                     "'%s' has %lld checksums of blocks of %lld, which does not suit %lld "
-                     "elements of '%s'",
-                     name, (long long)n, (long long)*block, (long long)w->n, w->name);
-            goto done;
-        }
-        SP_GO(sp_alloc(sum, n, sizeof **sum, "checksums"));
-        if (!read_range(set, H5T_NATIVE_UINT64, 0, n, *sum))
-            st = bad(w->path, "'%s' cannot be read: %s", name, sp_h5_reason());
-    }
-done:
-    if (set >= 0) H5Dclose(set);
-    free(name);
-    return st;
-}
-
-// Calls `f` on every block in order, after comparing its checksum if there is one; adds the number
-// of comparisons to *checked.
-static sp_status walk(const walk_args *w, visit f, void *user, int64_t *checked) {
-    uint64_t *sum = NULL;
-    void *values = NULL;
-    int64_t block = SP_SHARD_TOKEN_BLOCK;
-    sp_status st = SP_OK;
-    SP_GO(get_checksums(w, &sum, &block));
-    if (block > w->n) block = w->n;
-    SP_GO(sp_alloc(&values, block, w->size, "a block of a token shard"));
-    for (int64_t at = 0, i = 0; at < w->n; at += block, i++) {
-        int64_t n = w->n - at < block ? w->n - at : block;
-        if (!read_range(w->set, w->memory_type, at, n, values)) {
-            st = bad(w->path, "'%s' cannot be read at element %lld: %s", w->name, (long long)at,
-                     sp_h5_reason());
-            goto done;
-        }
-        if (sum && sp_xxh3(values, (size_t)(n * w->size)) != sum[i]) {
-            st = bad(w->path,
-                     "'%s' is damaged: elements %lld to %lld do not have their checksum. "
-                     "Make or fetch the file again",
-                     w->name, (long long)at, (long long)(at + n - 1));
-            goto done;
-        }
-        *checked += sum != NULL;
-        if (w->unlock) sp_h5_end();
-        st = f(user, values, at, n);
-        if (w->unlock) sp_h5_begin();
-        SP_GO(st);
-    }
-done:
-    free(values);
-    free(sum);
-    return st;
-}
-
 // ---- the columns --------------------------------------------------------------------------------
 
 typedef struct offset_args {
@@ -304,24 +49,26 @@ static sp_status take_offsets(void *user, const void *values, int64_t first, int
         int64_t k = first + i; // offset k ends row k-1
         uint64_t before = i ? offset[i - 1] : a->last;
         if (k == 0 && offset[0] != 0)
-            return bad(s->base.path, "offsets[0] is %llu; the first row must start at 0",
-                       (unsigned long long)offset[0]);
+            return sp_shard_bad(s->base.path, "offsets[0] is %llu; the first row must start at 0",
+                                (unsigned long long)offset[0]);
         if (k > 0 && (offset[i] <= before || offset[i] > (uint64_t)s->tokens))
-            return bad(s->base.path,
-                       "offsets[%lld] is %llu after %llu, with %lld tokens in the file; offsets "
-                       "must grow and stay inside (no row is empty)",
-                       (long long)k, (unsigned long long)offset[i], (unsigned long long)before,
-                       (long long)s->tokens);
+            return sp_shard_bad(
+                s->base.path,
+                "offsets[%lld] is %llu after %llu, with %lld tokens in the file; offsets "
+                "must grow and stay inside (no row is empty)",
+                (long long)k, (unsigned long long)offset[i], (unsigned long long)before,
+                (long long)s->tokens);
         if (k > 0 && offset[i] - before > INT32_MAX)
-            return bad(s->base.path, "row %lld has %llu tokens; at most 2147483647 are possible",
-                       (long long)k - 1, (unsigned long long)(offset[i] - before));
+            return sp_shard_bad(s->base.path,
+                                "row %lld has %llu tokens; at most 2147483647 are possible",
+                                (long long)k - 1, (unsigned long long)(offset[i] - before));
         if (k > 0) s->length[k - 1] = (uint32_t)(offset[i] - before);
         if (k % STRIDE == 0) s->start[k / STRIDE] = offset[i];
     }
     a->last = offset[n - 1];
     if (first + n == s->base.rows + 1 && a->last != (uint64_t)s->tokens)
-        return bad(s->base.path, "the last offset is %llu, but there are %lld tokens",
-                   (unsigned long long)a->last, (long long)s->tokens);
+        return sp_shard_bad(s->base.path, "the last offset is %llu, but there are %lld tokens",
+                            (unsigned long long)a->last, (long long)s->tokens);
     return SP_OK;
 }
 
@@ -345,7 +92,7 @@ static bool read_variable(shard *s, hid_t file, hid_t set, hid_t type, int64_t n
     int64_t left = (int64_t)file_bytes + n; // every name and its final zero
     hid_t transfer = H5Pcreate(H5P_DATASET_XFER);
     H5Pset_vlen_mem_manager(transfer, name_alloc, &left, name_free, NULL);
-    bool ok = read_with(transfer, set, type, 0, n, texts);
+    bool ok = sp_shard_read_with(transfer, set, type, 0, n, texts);
     H5Pclose(transfer);
     for (int64_t i = 0; i < n; i++) s->base.domain[i] = texts[i] ? texts[i] : sp_strdup("");
     return ok;
@@ -357,15 +104,16 @@ static sp_status read_names(shard *s, hid_t file) {
     int64_t n = 0;
     char *table = NULL, **texts = NULL;
     sp_status st = SP_OK;
-    SP_GO(open_set(file, path, "domain_names", 0, false, &set, &n));
+    SP_GO(sp_shard_open_set(file, path, "domain_names", 0, false, &set, &n));
     type = H5Dget_type(set);
     int64_t width = (int64_t)H5Tget_size(type);
     bool variable = H5Tis_variable_str(type) > 0;
     if (n < 1 || n > SP_SHARD_DOMAINS_MAX || (!variable && width > SP_SHARD_TEXT_MAX)) {
-        st = bad(path,
-                 "'domain_names' has %lld names of up to %lld bytes; expected 1 to %d names "
-                 "of up to %d bytes",
-                 (long long)n, (long long)width, SP_SHARD_DOMAINS_MAX, SP_SHARD_TEXT_MAX);
+        st = sp_shard_bad(
+            path,
+            "'domain_names' has %lld names of up to %lld bytes; expected 1 to %d names "
+            "of up to %d bytes",
+            (long long)n, (long long)width, SP_SHARD_DOMAINS_MAX, SP_SHARD_TEXT_MAX);
         goto done;
     }
     SP_GO(sp_alloc(&s->base.domain, n, sizeof *s->base.domain, "domain names"));
@@ -376,11 +124,11 @@ static sp_status read_names(shard *s, hid_t file) {
         ok = read_variable(s, file, set, type, n, texts);
     } else {
         SP_GO(sp_alloc(&table, n, width, "domain names"));
-        ok = read_range(set, type, 0, n, table);
+        ok = sp_shard_read_range(set, type, 0, n, table);
         for (int64_t i = 0; i < n; i++)
             s->base.domain[i] = strndup(table + i * width, (size_t)width);
     }
-    if (!ok) st = bad(path, "'domain_names' cannot be read: %s", sp_h5_reason());
+    if (!ok) st = sp_shard_bad(path, "'domain_names' cannot be read: %s", sp_h5_reason());
     for (int64_t i = 0; i < n && st == SP_OK; i++)
         if (!s->base.domain[i]) st = sp_error(SP_ENVIRONMENT, "out of memory for domain names");
 done:
@@ -396,8 +144,9 @@ static sp_status read_domain_table(shard *s, hid_t file) {
     bool column = sp_h5_look(file, "domain") != SP_H5_ABSENT;
     bool names = sp_h5_look(file, "domain_names") != SP_H5_ABSENT;
     if (column != names)
-        return bad(s->base.path, "'domain' and 'domain_names' must come together; '%s' is missing",
-                   column ? "domain_names" : "domain");
+        return sp_shard_bad(s->base.path,
+                            "'domain' and 'domain_names' must come together; '%s' is missing",
+                            column ? "domain_names" : "domain");
     if (!column) {
         SP_TRY(sp_alloc(&s->base.domain, 1, sizeof *s->base.domain, "domain names"));
         s->base.n_domains = 1;
@@ -408,11 +157,11 @@ static sp_status read_domain_table(shard *s, hid_t file) {
     s->has_domains = true;
     hid_t set;
     int64_t n;
-    SP_TRY(open_set(file, s->base.path, "domain", 4, true, &set, &n));
+    SP_TRY(sp_shard_open_set(file, s->base.path, "domain", 4, true, &set, &n));
     H5Dclose(set);
     if (n != s->base.rows)
-        return bad(s->base.path, "'domain' has %lld elements for %lld rows", (long long)n,
-                   (long long)s->base.rows);
+        return sp_shard_bad(s->base.path, "'domain' has %lld elements for %lld rows", (long long)n,
+                            (long long)s->base.rows);
     return read_names(s, file);
 }
 
@@ -425,49 +174,51 @@ static sp_status read_header(shard *s, hid_t file, hid_t *set) {
     sp_status st = SP_OK;
     *set = -1;
     if (H5Aexists(file, "format") <= 0)
-        return bad(path, "an HDF5 file, but no token shard: the attribute 'format' is missing "
-                         "(data/README.md says how to make one)");
-    SP_GO(get_text(file, path, "format", &format));
+        return sp_shard_bad(path,
+                            "an HDF5 file, but no token shard: the attribute 'format' is missing "
+                            "(data/README.md says how to make one)");
+    SP_GO(sp_shard_get_text(file, path, "format", &format));
     if (strcmp(format, SP_SHARD_FORMAT) != 0) {
-        st = bad(path, "an HDF5 file of format '%s'; token shards have '%s'", format,
-                 SP_SHARD_FORMAT);
+        st = sp_shard_bad(path, "an HDF5 file of format '%s'; token shards have '%s'", format,
+                          SP_SHARD_FORMAT);
         goto done;
     }
-    SP_GO(get_integer(file, path, "version", &version));
+    SP_GO(sp_shard_get_integer(file, path, "version", &version));
     if (version != SP_SHARD_VERSION) {
-        st = bad(path, "token shard of version %lld; this program reads version %d",
-                 (long long)version, SP_SHARD_VERSION);
+        st = sp_shard_bad(path, "token shard of version %lld; this program reads version %d",
+                          (long long)version, SP_SHARD_VERSION);
         goto done;
     }
-    SP_GO(get_integer(file, path, "vocab", &s->base.vocab));
+    SP_GO(sp_shard_get_integer(file, path, "vocab", &s->base.vocab));
     if (s->base.vocab < 1 || s->base.vocab > INT32_MAX) {
-        st = bad(path, "a vocabulary of %lld tokens", (long long)s->base.vocab);
+        st = sp_shard_bad(path, "a vocabulary of %lld tokens", (long long)s->base.vocab);
         goto done;
     }
-    SP_GO(get_text(file, path, "tokenizer", &s->base.tokenizer));
-    SP_GO(open_set(file, path, "tokens", 4, true, set, &s->tokens));
-    SP_GO(open_set(file, path, "offsets", 8, false, &offsets, &n));
+    SP_GO(sp_shard_get_text(file, path, "tokenizer", &s->base.tokenizer));
+    SP_GO(sp_shard_open_set(file, path, "tokens", 4, true, set, &s->tokens));
+    SP_GO(sp_shard_open_set(file, path, "offsets", 8, false, &offsets, &n));
     if (n < 1) {
-        st = bad(path, "'offsets' is empty; it must have one element more than there are rows");
+        st = sp_shard_bad(path,
+                          "'offsets' is empty; it must have one element more than there are rows");
         goto done;
     }
     s->base.rows = n - 1;
     if (s->base.rows > s->tokens) {
-        st = bad(path, "%lld rows, but only %lld tokens; no row may be empty",
-                 (long long)s->base.rows, (long long)s->tokens);
+        st = sp_shard_bad(path, "%lld rows, but only %lld tokens; no row may be empty",
+                          (long long)s->base.rows, (long long)s->tokens);
         goto done;
     }
     SP_GO(sp_alloc(&s->length, s->base.rows, sizeof *s->length, "row lengths"));
     SP_GO(sp_alloc(&s->start, s->base.rows / STRIDE + 1, sizeof *s->start, "row offsets"));
-    walk_args w = {.file = file,
-                   .set = offsets,
-                   .path = path,
-                   .name = "offsets",
-                   .memory_type = H5T_NATIVE_UINT64,
-                   .size = 8,
-                   .n = n};
+    sp_shard_walk_args w = {.file = file,
+                            .set = offsets,
+                            .path = path,
+                            .name = "offsets",
+                            .memory_type = H5T_NATIVE_UINT64,
+                            .size = 8,
+                            .n = n};
     offset_args a = {.s = s};
-    SP_GO(walk(&w, take_offsets, &a, &s->checked));
+    SP_GO(sp_shard_walk(&w, take_offsets, &a, &s->checked));
     SP_GO(read_domain_table(s, file));
 done:
     if (offsets >= 0) H5Dclose(offsets);
@@ -511,12 +262,13 @@ static sp_status ensure_open(shard *s) {
         return SP_OK;
     }
     hid_t file = sp_h5_open_readonly(s->base.path), set;
-    if (file < 0) return explain_open(s->base.path);
+    if (file < 0) return sp_shard_explain_open(s->base.path);
     int64_t n;
-    sp_status st = open_set(file, s->base.path, "tokens", 4, true, &set, &n);
+    sp_status st = sp_shard_open_set(file, s->base.path, "tokens", 4, true, &set, &n);
     if (st == SP_OK && n != s->tokens) {
-        st = bad(s->base.path, "changed while in use: %lld tokens, %lld when it was opened",
-                 (long long)n, (long long)s->tokens);
+        st =
+            sp_shard_bad(s->base.path, "changed while in use: %lld tokens, %lld when it was opened",
+                         (long long)n, (long long)s->tokens);
         H5Dclose(set);
     }
     if (st != SP_OK) {
@@ -544,7 +296,7 @@ static sp_status load(const sp_source *base) {
         s->tokens = base->unpacked / 4;
         if (fresh->rows != base->rows || f->tokens != s->tokens || fresh->vocab != base->vocab ||
             fresh->n_domains != base->n_domains)
-            st = bad(
+            st = sp_shard_bad(
                 base->path,
                 "has %lld rows, %lld tokens and a vocabulary of %lld, but shards.json beside it "
                 "lists %lld, %lld and %lld; remove shards.json, or fetch the shard again",
@@ -596,7 +348,7 @@ static sp_status shard_read(const sp_source *base, int64_t row, int64_t max, int
     *n = s->length[row] < max ? s->length[row] : max;
     sp_h5_begin();
     sp_status st = ensure_open(s);
-    if (st == SP_OK && !read_range(s->set, H5T_NATIVE_INT32, (int64_t)at, *n, tokens))
+    if (st == SP_OK && !sp_shard_read_range(s->set, H5T_NATIVE_INT32, (int64_t)at, *n, tokens))
         st = sp_error(SP_ENVIRONMENT, "%s: row %lld cannot be read: %s", base->path, (long long)row,
                       sp_h5_reason());
     sp_h5_end();
@@ -613,8 +365,8 @@ static sp_status take_domains(void *user, const void *values, int64_t first, int
     const int32_t *v = values;
     for (int64_t i = 0; i < n; i++)
         if (v[i] < 0 || v[i] >= a->base->n_domains)
-            return bad(a->base->path, "row %lld has domain %d; the table has %lld names",
-                       (long long)(first + i), (int)v[i], (long long)a->base->n_domains);
+            return sp_shard_bad(a->base->path, "row %lld has domain %d; the table has %lld names",
+                                (long long)(first + i), (int)v[i], (long long)a->base->n_domains);
     if (a->out) memcpy(a->out + first, v, (size_t)n * sizeof *v);
     return SP_OK;
 }
@@ -625,20 +377,20 @@ static sp_status walk_domains(const sp_source *base, int32_t *out, int64_t *chec
         return SP_OK;
     }
     hid_t file = sp_h5_open_readonly(base->path), set;
-    if (file < 0) return explain_open(base->path);
+    if (file < 0) return sp_shard_explain_open(base->path);
     int64_t n;
-    sp_status st = open_set(file, base->path, "domain", 4, true, &set, &n);
+    sp_status st = sp_shard_open_set(file, base->path, "domain", 4, true, &set, &n);
     if (st == SP_OK) {
         domain_args a = {base, out};
-        walk_args w = {.file = file,
-                       .set = set,
-                       .path = base->path,
-                       .name = "domain",
-                       .memory_type = H5T_NATIVE_INT32,
-                       .size = 4,
-                       .n = n};
-        st = n == base->rows ? walk(&w, take_domains, &a, checked)
-                             : bad(base->path, "changed while in use");
+        sp_shard_walk_args w = {.file = file,
+                                .set = set,
+                                .path = base->path,
+                                .name = "domain",
+                                .memory_type = H5T_NATIVE_INT32,
+                                .size = 4,
+                                .n = n};
+        st = n == base->rows ? sp_shard_walk(&w, take_domains, &a, checked)
+                             : sp_shard_bad(base->path, "changed while in use");
         H5Dclose(set);
     }
     H5Fclose(file);
@@ -689,7 +441,7 @@ sp_status sp_shard_open(const char *path, sp_source **out) {
     if (st == SP_OK) {
         sp_h5_begin();
         hid_t set = -1, file = sp_h5_open_readonly(path);
-        st = file >= 0 ? read_header(s, file, &set) : explain_open(path);
+        st = file >= 0 ? read_header(s, file, &set) : sp_shard_explain_open(path);
         if (set >= 0) H5Dclose(set);
         if (file >= 0) H5Fclose(file);
         sp_h5_end();
@@ -779,19 +531,19 @@ static sp_status shard_scan(const sp_source *base, sp_scan *scan) {
     scan->checked += s->checked;
     sp_h5_begin();
     hid_t file = sp_h5_open_readonly(base->path), set = -1;
-    sp_status st = file >= 0 ? open_set(file, base->path, "tokens", 4, true, &set, &n)
-                             : explain_open(base->path);
-    if (st == SP_OK && n != s->tokens) st = bad(base->path, "changed while in use");
+    sp_status st = file >= 0 ? sp_shard_open_set(file, base->path, "tokens", 4, true, &set, &n)
+                             : sp_shard_explain_open(base->path);
+    if (st == SP_OK && n != s->tokens) st = sp_shard_bad(base->path, "changed while in use");
     if (st == SP_OK) {
-        walk_args w = {.file = file,
-                       .set = set,
-                       .path = base->path,
-                       .name = "tokens",
-                       .memory_type = H5T_NATIVE_INT32,
-                       .size = 4,
-                       .n = n,
-                       .unlock = true};
-        st = walk(&w, take_tokens, &a, &scan->checked);
+        sp_shard_walk_args w = {.file = file,
+                                .set = set,
+                                .path = base->path,
+                                .name = "tokens",
+                                .memory_type = H5T_NATIVE_INT32,
+                                .size = 4,
+                                .n = n,
+                                .unlock = true};
+        st = sp_shard_walk(&w, take_tokens, &a, &scan->checked);
     }
     if (st == SP_OK) st = walk_domains(base, NULL, &scan->checked);
     if (set >= 0) H5Dclose(set);
