@@ -36,11 +36,6 @@ typedef struct source {
     int64_t n, cap;
 } source;
 
-bool sp_forecast_like(const char *name, int64_t n) {
-    return memmem(name, (size_t)n, "q_future_proj", 13) ||
-           memmem(name, (size_t)n, "q_curr_proj", 11);
-}
-
 // Any prefix in front of "layers." is accepted, as the public loaders do.
 static int64_t scored_layer(const char *name) {
     const char *tail = name;

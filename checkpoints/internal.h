@@ -7,9 +7,6 @@
 // Step of a complete state, read without its tensors: format, version and end mark are checked.
 sp_status sp_state_peek_step(const char *path, int64_t *step);
 
-// Whether a tensor name belongs to a Forecast projection, well-formed or not. Not terminated.
-bool sp_forecast_like(const char *name, int64_t n);
-
 // What a file is by its first bytes. SP_FILE_PT includes bare pickles, so that the reader of .pt
 // files can say what is wrong with them; SP_FILE_OTHER is left to the reader of safetensors.
 typedef enum sp_file_kind { SP_FILE_HDF5, SP_FILE_PT, SP_FILE_OTHER } sp_file_kind;

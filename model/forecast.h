@@ -31,6 +31,8 @@ void sp_forecast_init(sp_forecast *f, uint64_t seed);
 void sp_forecast_name(int64_t scored_layer, char name[64]);
 // Inverse; accepts optional prefixes "module." and a missing "model."; -1 if it is no such name.
 int64_t sp_forecast_index(const char *name);
+// Whether a tensor name belongs to a Forecast projection, well-formed or not. Not terminated.
+bool sp_forecast_like(const char *name, int64_t n);
 
 // Device copies in storage precision, for use by a forward pass: [L+1] tensors.
 typedef struct sp_forecast_device {

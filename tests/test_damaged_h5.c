@@ -31,8 +31,7 @@ static const char *const outcome[] = {"accepted",
                                       "ended otherwise"};
 enum { CODE = 70, MAX_BYTES = 1 << 16, SECONDS = 3 };
 
-// ---- crashes: whose?
-// -----------------------------------------------------------------------------
+// ---- crashes: whose? ---------------------------------------------------------------------------
 
 // The innermost frame that is neither of the C library nor of a sanitizer.
 static int culprit(void) {
@@ -81,8 +80,7 @@ static void watch_crashes(void) {
     alarm(SECONDS);
 }
 
-// ---- damage
-// --------------------------------------------------------------------------------------
+// ---- damage ------------------------------------------------------------------------------------
 
 static void damage(uint8_t *b, size_t n, uint64_t *seed) {
     static const uint64_t numbers[] = {0,          1,          0x7f,       0xff,      0xffff,
@@ -116,8 +114,7 @@ static void damage(uint8_t *b, size_t n, uint64_t *seed) {
     }
 }
 
-// ---- the rounds
-// ----------------------------------------------------------------------------------
+// ---- the rounds --------------------------------------------------------------------------------
 
 static int64_t rounds = 250;
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# ctest: timeout=600
-# The readers of foreign files under libFuzzer, a few seconds each from the kept corpus on, with the sanitizers
-# of clang: a short form of the build with SPARDA_FUZZ (CONTRIBUTING.md) that compiles only common/,
-# data/ and what reads safetensors.
+# ctest: timeout=900
+# Every reader of foreign files under libFuzzer, 20 s each from the kept corpus on, as many at a time as
+# there are cores, with the sanitizers of clang: a short form of the build with SPARDA_FUZZ
+# (CONTRIBUTING.md) that compiles only the readers. SECONDS for each may follow the program's path.
 set -u
 sparda=$1
-seconds=${FUZZ_SECONDS:-8}
+seconds=${2:-20}
 if grep -q __asan_init "$sparda"; then
     echo 'skipped: done by the tests without sanitizers'
     exit 0
@@ -31,31 +31,42 @@ fi
 # shellcheck disable=SC2086
 includes="-I$root -I$(dirname "$sparda")/generated $(pkg-config --cflags $libraries "$hdf5")"
 # shellcheck disable=SC2086
-for source in "$root"/common/*.c "$root"/data/*.c "$root"/model/safetensors.c; do
-    printf '%s\n' "$source"
-done | xargs -P 2 -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(basename \"\$1\" .c).o" sh {} || {
+links="$(pkg-config --libs $libraries "$hdf5") -lpthread -lm"
+jobs=$(nproc 2>/dev/null || echo 2)
+
+# No commands, no writers of other formats, nothing that computes.
+{
+    printf '%s\n' "$root"/common/*.c "$root"/data/*.c |
+        grep -v -E '(bench|command|synth|synth_model|verify|info|mds_write|import|import_find|args|retokenize|corpus)\.c$'
+    for name in model/config model/describe model/weights model/selection model/safetensors model/forecast \
+        checkpoints/pt_read checkpoints/pt_pickle checkpoints/pt_zip checkpoints/state; do
+        echo "$root/$name.c"
+    done
+} | xargs -P "$jobs" -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(basename \"\$1\" .c).o" sh {} || {
     echo 'FAILED: clang cannot compile the readers'
     exit 1
 }
 ar rc "$work/readers.a" "$work"/*.o
-status=0
-for name in fuzz_mds fuzz_flat fuzz_tokenizer fuzz_safetensors fuzz_config; do
-    # shellcheck disable=SC2046,SC2086
-    clang $flags -fsanitize=fuzzer $includes "$root/tests/fuzz/$name.c" "$work/readers.a" -o "$work/$name" \
-        $(pkg-config --libs $libraries "$hdf5") -lpthread -lm || exit 1
-    mkdir "$work/$name.corpus"
-    [ ! -d "$root/tests/fuzz/corpus/$name" ] ||
-        cp "$root/tests/fuzz/corpus/$name"/* "$work/$name.corpus"
-    sed -n 's|^// seed: *||p' "$root/tests/fuzz/$name.c" | while read -r seed; do
-        cp "$root/$seed" "$work/$name.corpus/$(printf '%s' "$seed" | tr / _)"
-    done
-    if "$work/$name" -max_total_time="$seconds" -rss_limit_mb=3000 -artifact_prefix="$work/found-" \
-        "$work/$name.corpus" >"$work/log" 2>&1; then
-        echo "$name: $(tail -n 1 "$work/log")"
-    else
-        status=1
-        tail -n 40 "$work/log"
-        cp "$work"/found-* . 2>/dev/null # beside the build, to be looked at
-    fi
+
+# one NAME: links it, collects its seeds and lets it run.
+cat >"$work/one" <<END
+name=\$1
+clang $flags -fsanitize=fuzzer $includes "$root/tests/fuzz/\$name.c" "$work/readers.a" -o "$work/\$name" $links || exit 1
+mkdir "$work/\$name.corpus"
+[ ! -d "$root/tests/fuzz/corpus/\$name" ] || cp "$root/tests/fuzz/corpus/\$name"/* "$work/\$name.corpus"
+sed -n 's|^// seed: *||p' "$root/tests/fuzz/\$name.c" | while read -r seed; do
+    cp "$root/\$seed" "$work/\$name.corpus/\$(printf '%s' "\$seed" | tr / _)"
 done
-exit $status
+if "$work/\$name" -max_total_time=$seconds -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
+    "$work/\$name.corpus" >"$work/\$name.log" 2>&1; then
+    echo "\$name: \$(tail -n 1 "$work/\$name.log")"
+else
+    echo "FAILED: \$name"
+    tail -n 40 "$work/\$name.log"
+    cp "$work/found-\$name-"* . 2>/dev/null # beside the build, to be looked at
+    exit 1
+fi
+END
+for source in "$root"/tests/fuzz/fuzz_*.c; do
+    basename "$source" .c
+done | xargs -P "$jobs" -I{} sh "$work/one" {}

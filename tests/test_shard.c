@@ -13,7 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-// ---- round trip ---------------------------------------------------------------------------------
+// ---- round trip --------------------------------------------------------------------------------
 
 // Lengths around the chunk of 2^18 tokens, and more rows than the block of 8192.
 static void every_row_comes_back(void **state) {
@@ -139,7 +139,7 @@ static void thousands_of_domain_names_fit(void **state) {
     free(path);
 }
 
-// ---- damage -------------------------------------------------------------------------------------
+// ---- damage ------------------------------------------------------------------------------------
 
 static void a_flipped_bit_is_found(void **state) {
     (void)state;
@@ -192,7 +192,7 @@ static void a_file_cut_short_is_refused(void **state) {
     free(cut);
 }
 
-// ---- foreign files ------------------------------------------------------------------------------
+// ---- foreign files -----------------------------------------------------------------------------
 
 // A shard as another program might write it, with one thing wrong; the defaults are right.
 typedef struct foreign {
@@ -444,7 +444,7 @@ static void faulty_files_are_refused(void **state) {
     free(path);
 }
 
-// ---- other files: the data sets of a right shard replaced by what leads out of the file ---------
+// ---- other files: the data sets of a right shard replaced by what leads out of the file --------
 
 typedef struct detour {
     const char *name, *says;
@@ -564,7 +564,7 @@ static void names_take_no_more_memory_than_the_file(void **state) {
     free(path);
 }
 
-// ---- the machine --------------------------------------------------------------------------------
+// ---- the machine -------------------------------------------------------------------------------
 
 // A full disk, as a file-size limit (bugs.md S13): an error, nothing left, and the next file works.
 static void a_full_disk_is_an_error(void **state) {

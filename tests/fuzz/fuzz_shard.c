@@ -141,7 +141,7 @@ static void try_shard(void) {
     rows r = {0};
     sp_source *s;
     bool right = write_shard(own, &r);
-    reading = true;
+    begin_reading();
     sp_status st = sp_shard_open(own, &s);
     require(st == SP_OK || st == SP_BAD_INPUT, "an unexpected status");
     require(st == SP_OK || !right, "a right shard is refused");
@@ -165,7 +165,7 @@ static void try_shard(void) {
         sp_scan_free(&scan);
         s->ops->close(s);
     }
-    reading = false;
+    end_reading();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {

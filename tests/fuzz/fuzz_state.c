@@ -62,7 +62,7 @@ static void try_state(void) {
     require(file >= 0, "a saved state cannot be opened");
     bool spoilt = spoil(file, &state_names);
     require(H5Fclose(file) >= 0, "cannot close");
-    reading = true;
+    begin_reading();
     sp_status st = sp_state_load(own, &got);
     require(st == SP_OK || st == SP_BAD_INPUT, "an unexpected status");
     require(st == SP_OK || spoilt, "a right state is refused");
@@ -78,7 +78,7 @@ static void try_state(void) {
                 "altered moments are accepted");
         sp_train_state_free(&got);
     }
-    reading = false;
+    end_reading();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {

@@ -24,8 +24,7 @@ static void require(bool ok, const char *what) {
     abort();
 }
 
-// ---- no other file
-// -------------------------------------------------------------------------------
+// ---- no other file -----------------------------------------------------------------------------
 
 static char own[64], other[64]; // the file to be read, and one beside it that links may name
 static bool reading;
@@ -67,8 +66,33 @@ static void name_files(void) {
     atexit(remove_files);
 }
 
-// ---- choices
-// -------------------------------------------------------------------------------------
+// ---- no handle is forgotten --------------------------------------------------------------------
+
+static hsize_t open_handles(void) {
+    static const H5I_type_t kinds[] = {H5I_FILE,    H5I_GROUP, H5I_DATATYPE,   H5I_DATASPACE,
+                                       H5I_DATASET, H5I_ATTR,  H5I_GENPROP_LST};
+    hsize_t n, all = 0;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
+        if (H5Inmembers(kinds[i], &n) >= 0) all += n;
+    return all;
+}
+
+static hsize_t handles;
+
+static void begin_reading(void) {
+    static bool once;
+    if (!once) H5Fclose(sp_h5_open_readonly(other)); // keeps a property list
+    once = true;
+    handles = open_handles();
+    reading = true;
+}
+
+static void end_reading(void) {
+    reading = false;
+    require(open_handles() == handles, "the reader leaves handles open");
+}
+
+// ---- choices -----------------------------------------------------------------------------------
 
 static const uint8_t *input;
 static size_t left;
@@ -156,8 +180,7 @@ static hid_t some_space(hsize_t limit) {
     return take(2) ? H5Screate(H5S_NULL) : H5Screate(H5S_SCALAR);
 }
 
-// ---- what is wrong
-// -------------------------------------------------------------------------------
+// ---- what is wrong -----------------------------------------------------------------------------
 
 typedef struct names {
     const char *attribute[16], *object[32]; // attributes as "OBJECT@NAME"
