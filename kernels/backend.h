@@ -78,6 +78,7 @@ struct sp_backend {
     const char *name;
     const char *blas;
     char *description;    // malloc
+    char device_id[48];   // of a GPU: its UUID; else ""
     double matmul_gflops; // 0: not measured (yet)
     sp_dtype storage;
     int64_t tile_bytes;
@@ -92,6 +93,10 @@ sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out);
 // Only where SPARDA_HAVE_CUDA (kernels/cuda/backend.cu).
 bool sp_cuda_device_present(void);
 sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out);
+
+// The GPU of a rank among the `visible` ones of its host: its local rank. SP_ENVIRONMENT if there
+// is none left for it.
+sp_status sp_device_of_rank(int local_rank, int visible, int *device);
 
 // Copies n units of unit_bytes, number items[2i] of `home` to place i of `to`, on all host threads.
 void sp_gather_units(uint8_t *to, const uint8_t *home, const uint32_t *items, int64_t n,

@@ -56,6 +56,8 @@ void sp_backend_close(sp_backend *be);
 const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 // One line for the run header: device or core, threads, BLAS library and its measured GFLOP/s.
 const char *sp_backend_description(const sp_backend *be);
+// What tells its device from all others, on this host and on others: a GPU's UUID; "" for the CPU.
+const char *sp_backend_device_id(const sp_backend *be);
 const char *sp_backend_blas(const sp_backend *be); // name usable as cpu_blas, for exact resume
 // GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares
 // refer to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if

@@ -46,6 +46,16 @@ sp_status sp_backend_open(const sp_backend_options *o, sp_backend **out) {
     return SP_OK;
 }
 
+sp_status sp_device_of_rank(int local_rank, int visible, int *device) {
+    if (local_rank >= visible)
+        return sp_error(SP_ENVIRONMENT,
+                        "rank %d of this host has no GPU of its own: %d visible; start at most %d "
+                        "ranks per host",
+                        local_rank, visible, visible);
+    *device = local_rank;
+    return SP_OK;
+}
+
 void sp_backend_close(sp_backend *be) {
     if (be) be->ops->close(be);
 }
@@ -55,6 +65,9 @@ const char *sp_backend_name(const sp_backend *be) {
 }
 const char *sp_backend_description(const sp_backend *be) {
     return be->description;
+}
+const char *sp_backend_device_id(const sp_backend *be) {
+    return be->device_id;
 }
 const char *sp_backend_blas(const sp_backend *be) {
     return be->blas;

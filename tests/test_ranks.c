@@ -2,6 +2,7 @@
 // Ranks: what a launcher announces, sums in a fixed order, agreement on failures. Run alone, on two
 // ranks, and on four (test_ranks4.c).
 #include "common/util.h"
+#include "kernels/backend.h"
 #include "tests/support.h"
 #include "train/ranks.h"
 
@@ -217,6 +218,32 @@ static void test_late(void **state) {
     sp_backend_close(be);
 }
 
+static void test_devices(void **state) {
+    (void)state;
+    static const char ids[][SP_RANKS_ID] = {"GPU-a", "", "GPU-b", "GPU-a", "", "GPU-c", "GPU-a"};
+    static const int first[] = {-1, -1, -1, 0, -1, -1, 0};
+    for (int r = 0; r < 7; r++) assert_int_equal(sp_ranks_same_device(ids[0], 7, r), first[r]);
+}
+
+// A backend that says it computes on this GPU. All ranks learn which two have the same one.
+static void test_one_gpu_for_two(void **state) {
+    (void)state;
+    sp_backend_options o = {.name = "cpu", .cpu_blas = "openblas", .threads = 1, .local_ranks = 1};
+    sp_backend *be;
+    assert_ok(sp_backend_open(&o, &be));
+    assert_string_equal(sp_backend_device_id(be), "");
+    snprintf(be->device_id, sizeof be->device_id, "GPU-%04d", ranks->rank);
+    assert_ok(sp_ranks_connect(be, 30));
+    snprintf(be->device_id, sizeof be->device_id, "GPU-0000");
+    if (ranks->size > 1) {
+        assert_fails(sp_ranks_connect(be, 30), SP_ENVIRONMENT, "computes on GPU-0000, as rank 0");
+        assert_non_null(strstr(sp_error_text(), "rank 1 on "));
+    } else {
+        assert_ok(sp_ranks_connect(be, 30));
+    }
+    sp_backend_close(be);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_launchers),
@@ -228,6 +255,8 @@ int main(void) {
         cmocka_unit_test(test_agreement),
         cmocka_unit_test(test_same),
         cmocka_unit_test(test_late),
+        cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_one_gpu_for_two),
     };
     if (sp_ranks_open(&ranks) != SP_OK) {
         fprintf(stderr, "%s\n", sp_error_text());

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { HOST = 256, TAG = 7 };
-static const double START_S = 120, END_S = 30; // deadlines of MPI_Init and MPI_Finalize
+static double start_s = 120, end_s = 30; // deadlines of MPI_Init and MPI_Finalize
 static const double ABORT_S = 10; // for MPI_Abort, which first has to reach its launcher
 static const double TICK_S = 0.1; // how often the thread looks
 static const double JUMP_S = 2;   // a longer gap between two looks: this process was stopped itself
@@ -171,7 +171,7 @@ static void *watch(void *unused) {
             self.heard = now;
         }
         if (self.guarded && now > self.guard_until)
-            overdue(strcmp(self.guarded, "MPI_Init") == 0 ? START_S : END_S);
+            overdue(strcmp(self.guarded, "MPI_Init") == 0 ? start_s : end_s);
         if (self.beating) beat(now);
         sp_heartbeat_unlock();
     }
@@ -187,8 +187,13 @@ static void guard(const char *what, double seconds) {
 
 // ---- start and end ------------------------------------------------------------------------------
 
+void sp_heartbeat_deadlines(double start, double end) {
+    start_s = start;
+    end_s = end;
+}
+
 sp_status sp_heartbeat_prepare(void) {
-    guard("MPI_Init", START_S);
+    guard("MPI_Init", start_s);
     self.end = false;
     int e = start_thread(&self.thread, watch, NULL);
     if (e)
@@ -255,7 +260,7 @@ static void say_bye(void) {
     self.beating = false;
     sp_heartbeat_unlock();
     if (rc != MPI_SUCCESS) return;
-    guard("the end of MPI", END_S); // from here on this thread alone calls MPI
+    guard("the end of MPI", end_s); // from here on this thread alone calls MPI
     if (MPI_Wait(&self.out, MPI_STATUS_IGNORE) != MPI_SUCCESS) return;
     self.out_word = BYE;
     if (MPI_Isend(&self.out_word, 1, MPI_INT, self.after, TAG, self.comm, &self.out) != MPI_SUCCESS)
@@ -267,7 +272,7 @@ static void say_bye(void) {
 
 void sp_heartbeat_stop(void) {
     if (self.beating) say_bye();
-    guard("the end of MPI", END_S);
+    guard("the end of MPI", end_s);
     if (self.running) MPI_Comm_free(&self.comm);
     MPI_Finalize();
     if (self.running) {

@@ -17,6 +17,9 @@
 
 #include <mpi.h>
 
+// Seconds that MPI_Init and MPI_Finalize may take: 120 and 30 unless called before the first. The
+// program never calls it; its tests have less patience.
+void sp_heartbeat_deadlines(double start, double end);
 // Before MPI_Init_thread. The thread takes no signals.
 sp_status sp_heartbeat_prepare(void);
 // [collective] After MPI_Init_thread, which gave `provided`. `host` is this rank's. Returns an MPI

@@ -212,6 +212,13 @@ int sp_ranks_threads(void) {
     return share < 1 ? 1 : (int)share;
 }
 
+int sp_ranks_same_device(const char *ids, int size, int rank) {
+    const char *own = ids + (size_t)rank * SP_RANKS_ID;
+    for (int r = 0; r < rank && r < size && *own; r++)
+        if (strncmp(ids + (size_t)r * SP_RANKS_ID, own, SP_RANKS_ID) == 0) return r;
+    return -1;
+}
+
 // ---- failures -----------------------------------------------------------------------------------
 
 bool sp_ranks_reports(void) {
@@ -276,6 +283,12 @@ void sp_ranks_abort(int code) {
 
 // ---- data ---------------------------------------------------------------------------------------
 
+static sp_status gather_bytes(const void *own, int n, void *all) {
+    MPI_COLLECT("the devices of other ranks",
+                MPI_Iallgather(own, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request));
+    return SP_OK;
+}
+
 static sp_status grow(float **buffer, int64_t *cap, int64_t n, const char *what) {
     if (n <= *cap) return SP_OK;
     free(*buffer);
@@ -286,9 +299,27 @@ static sp_status grow(float **buffer, int64_t *cap, int64_t n, const char *what)
     return SP_OK;
 }
 
+// Masks that differ between the ranks of a host can give two of them the same GPU.
+static sp_status require_own_device(const sp_backend *be) {
+    char *ids = NULL, own[SP_RANKS_ID] = "";
+    snprintf(own, sizeof own, "%s", sp_backend_device_id(be));
+    SP_TRY(sp_ranks_agree(sp_alloc(&ids, self.ranks.size, SP_RANKS_ID, "ids of devices")));
+    sp_status st = gather_bytes(own, SP_RANKS_ID, ids);
+    int same = st == SP_OK ? sp_ranks_same_device(ids, self.ranks.size, self.ranks.rank) : -1;
+    free(ids);
+    SP_TRY(st);
+    if (same >= 0)
+        st = sp_error(SP_ENVIRONMENT,
+                      "computes on %s, as rank %d does; let the launcher give all ranks of a host "
+                      "the same CUDA_VISIBLE_DEVICES, or each its own GPU and no other",
+                      own, same);
+    return sp_ranks_agree(st);
+}
+
 sp_status sp_ranks_connect(sp_backend *be, double deadline_s) {
     if (alone()) return SP_OK;
     sp_heartbeat_limit(deadline_s);
+    SP_TRY(require_own_device(be));
     int64_t unable = !sp_backend_has_comm(be);
     SP_TRY(sp_ranks_max(&unable, 1));
     if (unable) return SP_OK;

@@ -43,6 +43,11 @@ sp_launcher sp_launcher_detect(sp_getenv get);
 // to if those are fewer; at least 1.
 int sp_ranks_threads(void);
 
+// The first rank whose device has the same id as that of `rank`, if it comes before it; else -1. An
+// empty id equals none. `ids` holds `size` texts of SP_RANKS_ID bytes.
+enum { SP_RANKS_ID = 48 };
+int sp_ranks_same_device(const char *ids, int size, int rank);
+
 // [collective] SP_OK only if `local` is on every rank; otherwise the worst status, with the text of
 // the first rank that has it known to all.
 sp_status sp_ranks_agree(sp_status local);
@@ -55,7 +60,7 @@ void sp_ranks_abort(int code);
 // [collective] From here on the backends of all ranks sum gradients among themselves, if every one
 // of them can (kernels.h, "several GPUs"). A rank that is silent for
 // `deadline_s` seconds ends all ranks, as does a sum among backends that takes 5 s longer; until
-// this call it is 30 s.
+// this call it is 30 s. SP_ENVIRONMENT naming two ranks that have the same GPU.
 sp_status sp_ranks_connect(sp_backend *be, double deadline_s);
 // [collective] F32, in place: the sum over ranks, each element added in rank order, so that the
 // same number of ranks gives the same bits, and all ranks the same ones.

@@ -285,11 +285,22 @@ static bool has_code(void) {
     return found;
 }
 
+// As nvidia-smi -L shows it.
+static void write_id(const cudaUUID_t &uuid, char id[48]) {
+    char *at = id + snprintf(id, 48, "GPU");
+    for (int i = 0; i < 16; i++) {
+        const bool dash = i == 0 || i == 4 || i == 6 || i == 8 || i == 10;
+        at += snprintf(at, (size_t)(id + 48 - at), "%s%02x", dash ? "-" : "",
+                       (unsigned)(unsigned char)uuid.bytes[i]);
+    }
+}
+
 static sp_status open_device(sp_cuda *c, int device, bool portable) {
     cudaDeviceProp prop;
     CUDA_TRY(cudaSetDevice(device));
     CUDA_TRY(cudaGetDeviceProperties(&prop, device));
     c->device = device;
+    write_id(prop.uuid, c->base.device_id);
     c->sms = prop.multiProcessorCount;
     if (!has_code())
         return sp_error(
@@ -339,11 +350,8 @@ extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out)
     if (found != cudaSuccess || n == 0)
         return sp_error(SP_ENVIRONMENT, "no usable GPU on this host: %s; backend 'cpu' needs none",
                         found == cudaSuccess ? "none is visible" : cudaGetErrorString(found));
-    if (o->local_rank >= n)
-        return sp_error(SP_ENVIRONMENT,
-                        "rank %d of this host has no GPU of its own: %d visible; start at most %d "
-                        "ranks per host",
-                        o->local_rank, n, n);
+    int device = 0;
+    SP_TRY(sp_device_of_rank(o->local_rank, n, &device));
     sp_cuda *c;
     SP_TRY(sp_alloc(&c, 1, sizeof *c, "the CUDA backend"));
     c->base.ops = &operations;
@@ -351,7 +359,7 @@ extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out)
     c->base.blas = "";
     c->base.storage = SP_BF16;
     c->base.tile_bytes = (int64_t)512 << 20;
-    sp_status st = open_device(c, o->local_rank, o->portable_kernels);
+    sp_status st = open_device(c, device, o->portable_kernels);
     if (st != SP_OK) {
         close_backend(&c->base);
         return st;
