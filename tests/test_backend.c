@@ -283,6 +283,20 @@ static void conversions(void **state) {
     sp_backend_close(be);
 }
 
+// The CUDA backend asks this with the number of GPUs it sees.
+static void device_of_a_rank(void **state) {
+    (void)state;
+    int device = -1;
+    assert_ok(sp_device_of_rank(0, 1, &device));
+    assert_int_equal(device, 0);
+    assert_ok(sp_device_of_rank(3, 4, &device));
+    assert_int_equal(device, 3);
+    assert_fails(sp_device_of_rank(4, 4, &device), SP_ENVIRONMENT,
+                 "rank 4 of this host has no GPU of its own: 4 visible; start at most 4 ranks");
+    assert_fails(sp_device_of_rank(0, 0, &device), SP_ENVIRONMENT, "0 visible");
+    assert_int_equal(device, 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opening),
@@ -290,6 +304,7 @@ int main(void) {
         cmocka_unit_test(one_thread_is_one_thread),
         cmocka_unit_test(accounting),
         cmocka_unit_test(offsets_beyond_32_bits),
+        cmocka_unit_test(device_of_a_rank),
         cmocka_unit_test(views),
         cmocka_unit_test(conversions),
     };

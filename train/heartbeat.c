@@ -20,9 +20,9 @@
 
 enum { HOST = 256, TAG = 7 };
 static double start_s = 120, end_s = 30; // deadlines of MPI_Init and MPI_Finalize
-static const double ABORT_S = 10; // for MPI_Abort, which first has to reach its launcher
-static const double TICK_S = 0.1; // how often the thread looks
-static const double JUMP_S = 2;   // a longer gap between two looks: this process was stopped itself
+static const double ABORT_S = 10;        // for MPI_Abort, which first has to reach its launcher
+static const double TICK_S = 0.1;        // how often the thread looks
+static const double JUMP_S = 2; // a longer gap between two looks: this process was stopped itself
 
 typedef enum { ALIVE = 1, BYE = 2 } word;
 

@@ -16,6 +16,7 @@
 #include "common/status.h"
 
 #include <mpi.h>
+#include <stdint.h>
 
 // Seconds that MPI_Init and MPI_Finalize may take: 120 and 30 unless called before the first. The
 // program never calls it; its tests have less patience.

@@ -1,0 +1,48 @@
+#!/bin/sh
+# ctest: mpi=yes timeout=120
+# A rank that is stopped inside MPI's own start or end, which no heartbeat covers: the others end with
+# status 3 by a deadline, say what hangs, and no process is left.
+# shellcheck disable=SC1091,SC2034,SC2154
+sparda=$1
+stuck=$(dirname "$sparda")/tests/stuck_rank
+if [ ! -x "$stuck" ] || ! command -v mpirun >/dev/null; then
+    echo 'skipped: built without MPI, or no mpirun'
+    exit 0
+fi
+. "$(dirname "$0")/check.sh"
+ASAN_OPTIONS=detect_leaks=0 # of MPI's plug-ins, see test_ranks_equal.sh
+export ASAN_OPTIONS
+flags=
+if mpirun --version 2>&1 | grep -q 'Open MPI'; then
+    flags='--oversubscribe --bind-to none'
+    [ "$(id -u)" != 0 ] || flags="$flags --allow-run-as-root"
+fi
+
+left() { # processes of this program
+    for p in /proc/[0-9]*; do
+        { tr '\0' ' ' <"$p/cmdline"; } 2>/dev/null | grep -q "^$stuck " && echo "${p#/proc/}"
+    done
+}
+
+# shellcheck disable=SC2086
+check 0 timeout 60 mpirun $flags -n 2 "$stuck" nowhere 0
+[ "$(grep -c 'rank is closed' "$work/err")" = 2 ] || complain 'two ranks do not end by themselves'
+for rank in 0 1; do
+    for place in init finalize; do
+        before=$(date +%s)
+        # shellcheck disable=SC2086
+        check 3 timeout 60 mpirun $flags -n 2 "$stuck" $place $rank
+        seconds=$(($(date +%s) - before))
+        # a machine that is busy with other programs may be late; for ever it may not be
+        if [ $seconds -lt 2 ] || [ $seconds -gt 30 ]; then complain "$seconds s until all had ended"; fi
+        case $place in
+            init) what=MPI_Init && lacks err 'is open' ;;
+            finalize) what='the end of MPI' && has err 'rank 1 of 2 is open' ;;
+        esac
+        has err "error: $what has taken more than 3 s: another rank has not got there"
+        [ "$(grep -c 'sparda: error' "$work/err")" = 1 ] || complain 'not one report'
+        [ -z "$(left)" ] || complain "processes are left: $(left)"
+        echo "rank $rank stopped in $place: ended after $seconds s"
+    done
+done
+finish
