@@ -1,6 +1,9 @@
 #include "common/log.h"
 
+#include "common/util.h"
+
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -20,9 +23,12 @@ sp_status sp_log_open(int rank, const char *path, bool quiet) {
     pthread_mutex_lock(&lock);
     log_rank = rank;
     log_quiet = quiet;
-    sp_status st = SP_OK;
-    if (path && !(file = fopen(path, "ae")))
+    int fd = -1;
+    sp_status st = path ? sp_open_own(path, O_WRONLY | O_APPEND, &fd) : SP_OK;
+    if (fd >= 0 && !(file = fdopen(fd, "a"))) {
         st = sp_error(SP_ENVIRONMENT, "cannot open the log file %s: %s", path, strerror(errno));
+        close(fd);
+    }
     pthread_mutex_unlock(&lock);
     return st;
 }

@@ -283,6 +283,16 @@ void sp_map_close(sp_map *m) {
     *m = (sp_map){0};
 }
 
+sp_status sp_open_own(const char *path, int flags, int *fd) {
+    *fd = open(path, flags | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (*fd >= 0) return SP_OK;
+    if (errno == ELOOP)
+        return sp_error(SP_BAD_INPUT,
+                        "%s is a symbolic link, and nothing is written through one; remove it",
+                        path);
+    return sp_error(SP_ENVIRONMENT, "cannot write %s: %s", path, strerror(errno));
+}
+
 char *sp_temporary_name(const char *path) {
     char *dir = sp_path_dir(path);
     char *tmp = dir ? sp_format("%s/.%s.tmp.%ld", dir, sp_path_base(path), (long)getpid()) : NULL;
@@ -318,7 +328,10 @@ sp_status sp_commit_file(const char *tmp, const char *path) {
 
 sp_status sp_atomic_open(sp_atomic *a, const char *path) {
     *a = (sp_atomic){.tmp = sp_temporary_name(path), .path = sp_strdup(path)};
-    if (a->tmp && a->path) a->f = fopen(a->tmp, "wbe");
+    if (a->tmp && a->path) {
+        unlink(a->tmp); // of a killed process with this number, or a link that lies in wait
+        a->f = fopen(a->tmp, "wbxe");
+    }
     if (a->f) return SP_OK;
     sp_status st = sp_error(SP_ENVIRONMENT, "cannot write %s: %s", path, strerror(errno));
     sp_atomic_abandon(a);

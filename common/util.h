@@ -65,6 +65,9 @@ sp_status sp_atomic_write(sp_atomic *a, const void *data, int64_t bytes);
 sp_status sp_atomic_commit(sp_atomic *a); // frees `a` in every case
 void sp_atomic_abandon(sp_atomic *a);     // safe on a zeroed or committed `a`
 sp_status sp_write_file(const char *path, const void *data, int64_t bytes);
+// Opens, and creates if need be, a file that is written in place. SP_BAD_INPUT if the name is a
+// symbolic link: it could lead out of the folder it stands in.
+sp_status sp_open_own(const char *path, int flags, int *fd);
 // For writers that need a path (HDF5): a temporary name beside `path`; then sync + rename.
 char *sp_temporary_name(const char *path);
 sp_status sp_commit_file(const char *tmp, const char *path);

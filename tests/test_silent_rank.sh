@@ -37,8 +37,16 @@ launch() {
 
 # stopped OUT RANK N: stops this rank of N and looks at what comes of it.
 stopped() {
-    victim=$(rank_at "$1" "$2")
-    [ "$(echo "$victim" | wc -w)" = 1 ] || complain "rank $2 of $1 is '$victim'"
+    tries=0 # on a busy machine its process may not be there yet
+    until victim=$(rank_at "$1" "$2") && [ "$(echo "$victim" | wc -w)" = 1 ]; do
+        tries=$((tries + 1))
+        if [ $tries -gt 50 ]; then
+            complain "rank $2 of $1 is '$victim'"
+            kill "$pid"
+            return
+        fi
+        sleep 0.1
+    done
     kill -STOP "$victim"
     before=$(date +%s)
     got=0

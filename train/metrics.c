@@ -120,8 +120,8 @@ sp_status sp_metrics_open(const char *path, int64_t done, sp_metrics **out, int6
         if (sp_path_is_file(path)) SP_GO(sp_read_file(path, INT64_MAX - 1, &text, &len));
         kept = keep_lines(path, text ? text : "", len, done, &in_a_row);
     }
-    w->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (w->fd < 0 || ftruncate(w->fd, kept) != 0 || lseek(w->fd, kept, SEEK_SET) != kept)
+    SP_GO(sp_open_own(path, O_WRONLY, &w->fd));
+    if (ftruncate(w->fd, kept) != 0 || lseek(w->fd, kept, SEEK_SET) != kept)
         SP_GO(sp_error(SP_ENVIRONMENT, "cannot write %s: %s", path, strerror(errno)));
     w->good_bytes = kept;
     if (skipped) *skipped = in_a_row;

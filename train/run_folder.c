@@ -58,8 +58,8 @@ static sp_status take_lock(sp_run_folder *f) {
     gethostname(host, sizeof host - 1);
     if (!path) return no_memory();
     for (;;) {
-        int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-        if (fd < 0) SP_GO(sp_error(SP_ENVIRONMENT, "cannot write %s: %s", path, strerror(errno)));
+        int fd;
+        SP_GO(sp_open_own(path, O_RDWR, &fd));
         int locked = flock(fd, LOCK_EX | LOCK_NB), e = errno;
         char owner[512] = "";
         ssize_t n = pread(fd, owner, sizeof owner - 1, 0);
