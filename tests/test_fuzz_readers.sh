@@ -1,5 +1,5 @@
 #!/bin/sh
-# ctest: timeout=900
+# ctest: alone=yes timeout=900
 # Every reader of foreign files under libFuzzer, 20 s each from the kept corpus on, as many at a time as
 # there are cores, with the sanitizers of clang: a short form of the build with SPARDA_FUZZ
 # (CONTRIBUTING.md) that compiles only the readers. SECONDS for each may follow the program's path.
@@ -42,7 +42,7 @@ jobs=$(nproc 2>/dev/null || echo 2)
         checkpoints/pt_read checkpoints/pt_pickle checkpoints/pt_zip checkpoints/state; do
         echo "$root/$name.c"
     done
-} | xargs -P "$jobs" -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(basename \"\$1\" .c).o" sh {} || {
+} | xargs -P "$jobs" -I{} sh -c "clang $flags $includes -c \"\$1\" -o $work/\$(printf '%s' \"\${1#$root/}\" | tr / _).o" sh {} || {
     echo 'FAILED: clang cannot compile the readers'
     exit 1
 }
@@ -57,7 +57,7 @@ mkdir "$work/\$name.corpus"
 sed -n 's|^// seed: *||p' "$root/tests/fuzz/\$name.c" | while read -r seed; do
     cp "$root/\$seed" "$work/\$name.corpus/\$(printf '%s' "\$seed" | tr / _)"
 done
-if "$work/\$name" -max_total_time=$seconds -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
+if "$work/\$name" -max_total_time=$seconds -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
     "$work/\$name.corpus" >"$work/\$name.log" 2>&1; then
     echo "\$name: \$(tail -n 1 "$work/\$name.log")"
 else
