@@ -38,7 +38,7 @@ launch() {
 # stopped OUT RANK N: stops this rank of N and looks at what comes of it.
 stopped() {
     tries=0 # on a busy machine its process may not be there yet
-    until victim=$(rank_at "$1" "$2") && [ "$(echo "$victim" | wc -w)" = 1 ]; do
+    until victim=$(rank_at "$1" "$2"); [ "$(echo "$victim" | wc -w)" = 1 ]; do
         tries=$((tries + 1))
         if [ $tries -gt 50 ]; then
             complain "rank $2 of $1 is '$victim'"

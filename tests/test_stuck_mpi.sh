@@ -5,18 +5,8 @@
 # shellcheck disable=SC1091,SC2034,SC2154
 sparda=$1
 stuck=$(dirname "$sparda")/tests/stuck_rank
-if [ ! -x "$stuck" ] || ! command -v mpirun >/dev/null; then
-    echo 'skipped: built without MPI, or no mpirun'
-    exit 0
-fi
+. "$(dirname "$0")/ranks.sh"
 . "$(dirname "$0")/check.sh"
-ASAN_OPTIONS=detect_leaks=0 # of MPI's plug-ins, see test_ranks_equal.sh
-export ASAN_OPTIONS
-flags=
-if mpirun --version 2>&1 | grep -q 'Open MPI'; then
-    flags='--oversubscribe --bind-to none'
-    [ "$(id -u)" != 0 ] || flags="$flags --allow-run-as-root"
-fi
 
 left() { # processes of this program
     for p in /proc/[0-9]*; do

@@ -37,7 +37,7 @@ static struct {
     const char *guarded; // what has to be over at guard_until; NULL: nothing
     double guard_until;
     bool beating;
-    double limit, heard, said;
+    double limit, heard, said, looked; // the last: by the thread, or before it began
     int in_word, out_word;
     MPI_Request in, out;
     const char *doing; // what the computing thread waits for, or NULL
@@ -160,12 +160,11 @@ static void beat(double now) {
 
 static void *watch(void *unused) {
     (void)unused;
-    double last = sp_now();
     while (!self.end) {
         nap(TICK_S);
         sp_heartbeat_lock();
-        double now = sp_now(), gap = now - last;
-        last = now;
+        double now = sp_now(), gap = now - self.looked;
+        self.looked = now;
         if (gap > JUMP_S) { // what the others said meanwhile has not been heard yet
             self.guard_until += gap;
             self.heard = now;
@@ -195,6 +194,7 @@ void sp_heartbeat_deadlines(double start, double end) {
 sp_status sp_heartbeat_prepare(void) {
     guard("MPI_Init", start_s);
     self.end = false;
+    self.looked = sp_now();
     int e = start_thread(&self.thread, watch, NULL);
     if (e)
         return sp_error(SP_ENVIRONMENT, "cannot start the thread that watches other ranks: %s",
