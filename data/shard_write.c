@@ -196,11 +196,15 @@ static sp_status check_meta(const char *path, const sp_shard_meta *m) {
 }
 
 static hid_t create_file(const char *path) {
-    hid_t access = H5Pcreate(H5P_FILE_ACCESS);
+    hid_t access = H5Pcreate(H5P_FILE_ACCESS), create = H5Pcreate(H5P_FILE_CREATE);
 #if H5_VERSION_GE(1, 10, 7)
     H5Pset_file_locking(access, false, true); // network file systems refuse locks
 #endif
-    hid_t f = H5Fcreate(path, H5F_ACC_TRUNC, H5P_DEFAULT, access);
+    // Its metadata have checksums, so that damage is noticed before the library believes it.
+    H5Pset_libver_bounds(access, H5F_LIBVER_V18, H5F_LIBVER_V18);
+    H5Pset_obj_track_times(create, false);
+    hid_t f = H5Fcreate(path, H5F_ACC_TRUNC, create, access);
+    H5Pclose(create);
     H5Pclose(access);
     return f;
 }
