@@ -83,7 +83,7 @@ static void equal_rows_give_equal_files(void **state) {
     char *b = make_even_shard("equal-b.h5", 1, 20, 33);
     char ha[SP_SHA256_HEX], hb[SP_SHA256_HEX];
     int64_t n;
-    assert_ok(sp_read_file(a, 1 << 20, &bytes, &n));
+    assert_ok(sp_read_file(a, 1 << 24, &bytes, &n));
     assert_true(n > 9 && bytes[8] >= 2); // of a superblock with checksums
     free(bytes);
     assert_ok(sp_sha256_file(a, ha));
