@@ -1,6 +1,6 @@
-// A rank that is stopped where only MPI itself could notice: `stuck_rank init R` or `stuck_rank
-// finalize R` starts and ends as the program does, but rank R stops before it takes part in MPI's
-// start or end. The others must end by their deadline, here SECONDS. For test_stuck_mpi.sh.
+// A rank that is stopped where only MPI itself could notice: `stuck_rank init R SECONDS` or
+// `stuck_rank finalize R SECONDS` starts and ends as the program does, but rank R stops before it
+// takes part in MPI's start or end. The others must end by that deadline. For test_stuck_mpi.sh.
 #include "train/heartbeat.h"
 #include "train/ranks.h"
 
@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SECONDS = 3 };
 static const char *where, *who;
 
 // Before MPI_Init only the launcher's variables know the rank.
@@ -35,11 +34,12 @@ int MPI_Finalize(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 3) return 2;
+    if (argc != 4) return 2;
     where = argv[1];
     who = argv[2];
     const sp_ranks *ranks;
-    sp_heartbeat_deadlines(SECONDS, SECONDS);
+    double seconds = atof(argv[3]);
+    sp_heartbeat_deadlines(seconds, seconds);
     if (sp_ranks_open(&ranks) != SP_OK) {
         fprintf(stderr, "%s\n", sp_error_text());
         return 1;
