@@ -54,6 +54,8 @@ mount -t sysfs -o ro sysfs "$folder/sys"
 mkdir -p "$folder/dev/shm"
 mount -t tmpfs tmpfs "$folder/dev/shm"
 cp /etc/resolv.conf "$folder/etc/resolv.conf"
+# As an installed system has it; without it mpirun asks for its own name for seconds.
+printf '127.0.0.1 localhost %s\n' "$(hostname)" >"$folder/etc/hosts"
 
 inside() {
     env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
