@@ -76,8 +76,14 @@ done:
 }
 
 static sp_status copy_bytes(const char *from, const char *to) {
-    FILE *in = fopen(from, "rbe");
-    if (!in) return sp_error(SP_BAD_INPUT, "cannot open %s: %s", from, strerror(errno));
+    int fd;
+    int64_t bytes;
+    SP_TRY(sp_open_regular(from, &fd, &bytes));
+    FILE *in = fdopen(fd, "rb");
+    if (!in) {
+        close(fd);
+        return sp_error(SP_ENVIRONMENT, "cannot read %s: %s", from, strerror(errno));
+    }
     sp_atomic out = {0};
     char *buffer = NULL;
     sp_status st = SP_OK;

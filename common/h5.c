@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static pthread_mutex_t lock;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -64,6 +65,11 @@ hid_t sp_h5_open_readonly(const char *path) {
 #if H5_VERSION_GE(1, 10, 7)
         H5Pset_file_locking(fapl, false, true);
 #endif
+    }
+    struct stat s; // a named pipe would block until somebody writes to it
+    if (stat(path, &s) == 0 && !S_ISREG(s.st_mode)) {
+        snprintf(reason, sizeof reason, "it is not a regular file");
+        return -1;
     }
     return H5Fopen(path, H5F_ACC_RDONLY, fapl);
 }

@@ -215,9 +215,7 @@ void sp_free_names(char **names, int64_t n) {
     free(names);
 }
 
-// Opens a regular file for reading and takes its size. Anything else is refused without waiting: a
-// named pipe would block until somebody writes to it.
-static sp_status open_regular(const char *path, int *fd, int64_t *bytes) {
+sp_status sp_open_regular(const char *path, int *fd, int64_t *bytes) {
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*fd < 0) {
         return sp_error(errno_is_ours(errno) ? SP_ENVIRONMENT : SP_BAD_INPUT, "cannot open %s: %s",
@@ -237,7 +235,7 @@ sp_status sp_read_file(const char *path, int64_t max_bytes, char **data, int64_t
     *data = NULL;
     int fd;
     int64_t bytes;
-    SP_TRY(open_regular(path, &fd, &bytes));
+    SP_TRY(sp_open_regular(path, &fd, &bytes));
     FILE *f = fdopen(fd, "rb");
     sp_status st = SP_OK;
     if (!f) {
@@ -265,7 +263,7 @@ sp_status sp_map_open(const char *path, sp_map *out) {
     *out = (sp_map){0};
     int fd;
     int64_t bytes;
-    SP_TRY(open_regular(path, &fd, &bytes));
+    SP_TRY(sp_open_regular(path, &fd, &bytes));
     sp_status st = SP_OK;
     if (bytes > 0) {
         void *p = mmap(NULL, (size_t)bytes, PROT_READ, MAP_PRIVATE, fd, 0);

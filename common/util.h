@@ -65,6 +65,10 @@ sp_status sp_atomic_write(sp_atomic *a, const void *data, int64_t bytes);
 sp_status sp_atomic_commit(sp_atomic *a); // frees `a` in every case
 void sp_atomic_abandon(sp_atomic *a);     // safe on a zeroed or committed `a`
 sp_status sp_write_file(const char *path, const void *data, int64_t bytes);
+// Opens a regular file for reading and takes its size. Anything else is SP_BAD_INPUT without
+// waiting: a named pipe would block until somebody writes to it.
+sp_status sp_open_regular(const char *path, int *fd, int64_t *bytes);
+
 // Opens, and creates if need be, a file that is written in place. SP_BAD_INPUT if the name is a
 // symbolic link: it could lead out of the folder it stands in.
 sp_status sp_open_own(const char *path, int flags, int *fd);

@@ -35,8 +35,8 @@ static sp_status grow(sp_buffer *b, int64_t cap) {
 
 static sp_status open_window(const sp_flat_file *f, int64_t at, sp_buffer *b, window *w) {
     *w = (window){.path = f->path, .file_bytes = f->bytes, .buffer = b, .at = at};
-    w->fd = open(f->path, O_RDONLY | O_CLOEXEC);
-    if (w->fd < 0) return sp_error(SP_ENVIRONMENT, "cannot open %s: %s", f->path, strerror(errno));
+    int64_t bytes;
+    SP_TRY(sp_open_regular(f->path, &w->fd, &bytes));
     posix_fadvise(w->fd, at, 0, POSIX_FADV_SEQUENTIAL);
     return SP_OK;
 }

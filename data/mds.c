@@ -243,10 +243,9 @@ static sp_status open_shard(const mds *m, reader *r) {
         if (st == SP_BAD_INPUT) sp_error_prefix("%s", m->base.path);
         return st;
     }
-    *r = (reader){.fd = open(m->base.path, O_RDONLY | O_CLOEXEC)};
-    if (r->fd < 0)
-        return sp_error(SP_ENVIRONMENT, "cannot open %s: %s", m->base.path, strerror(errno));
-    return SP_OK;
+    int64_t bytes;
+    *r = (reader){0};
+    return sp_open_regular(m->base.path, &r->fd, &bytes);
 }
 
 static void close_reader(reader *r) {
