@@ -42,7 +42,7 @@ static const command commands[] = {
      "check an exported checkpoint and measure its quality", sp_validate_command},
     {"data", "import|retokenize|verify|info|synth|synth-model ...",
      "import, check or make token data, make a random model", run_data},
-    {"info", "PATH", "describe any file or folder the program reads", sp_info_command},
+    {"info", "PATH ...", "describe any file or folder the program reads", sp_info_command},
     {"bench", "OPERATION|train-step|prefill|decode|transfer|... [--json FILE]", "measure speed",
      sp_bench_command},
 };
@@ -65,7 +65,12 @@ static sp_status run(int argc, char **argv) {
         print_help(stderr);
         return sp_error(SP_BAD_INPUT, "no command given; try 'sparda train configs/tiny.yaml'");
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+    if (strcmp(argv[1], "help") == 0 && argc == 3) { // help COMMAND is COMMAND --help
+        char *swapped[] = {argv[0], argv[2], (char *)"--help", NULL};
+        return run(3, swapped);
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
         print_help(stdout);
         return SP_OK;
     }

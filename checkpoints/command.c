@@ -25,7 +25,7 @@ static const char export_help[] =
     "3 failed environment.\n";
 
 static const char info_help[] =
-    "sparda info PATH\n\n"
+    "sparda info PATH [PATH ...]\n\n"
     "Describes any file or folder that the program reads: training state, safetensors, torch .pt,\n"
     "token shards, MDS data, model folder, run folder, export folder.\n";
 
@@ -120,12 +120,15 @@ sp_status sp_info_command(int argc, char **argv) {
         fputs(info_help, stdout);
         return SP_OK;
     }
-    if (argc != 2) return sp_error(SP_BAD_INPUT, "info takes one path; see 'sparda info --help'");
-    if (argv[1][0] == '-' && argv[1][1])
-        return sp_error(SP_BAD_INPUT, "unknown option '%s'; see 'sparda info --help'", argv[1]);
-    char *text;
-    SP_TRY(sp_info_text(argv[1], &text));
-    fputs(text, stdout);
-    free(text);
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] == '-' && argv[i][1])
+            return sp_error(SP_BAD_INPUT, "unknown option '%s'; see 'sparda info --help'", argv[i]);
+    if (argc < 2) return sp_error(SP_BAD_INPUT, "info wants a path; see 'sparda info --help'");
+    for (int i = 1; i < argc; i++) {
+        char *text;
+        SP_TRY(sp_info_text(argv[i], &text));
+        printf("%s%s", i > 1 ? "\n" : "", text);
+        free(text);
+    }
     return SP_OK;
 }

@@ -451,6 +451,29 @@ static double number(const fixture *x, const char *path, const char *key) {
     return sp_json_at(json_object_get(o, path), key);
 }
 
+// Whoever reads value, op and threshold comes to the recorded outcome; a warning is a soft gate's.
+static void assert_gates_explain(const fixture *x) {
+    size_t i;
+    json_t *c;
+    int judged = 0;
+    json_array_foreach(x->report.checks, i, c) {
+        double value = sp_json_at(c, "value"), threshold = sp_json_at(c, "threshold");
+        const char *op = json_string_value(json_object_get(c, "op"));
+        const char *status = json_string_value(json_object_get(c, "status"));
+        const char *severity = json_string_value(json_object_get(c, "severity"));
+        if (isnan(threshold) || strcmp(status, "skip") == 0 || !*op) continue;
+        bool met = strcmp(op, "<=") == 0   ? value <= threshold
+                   : strcmp(op, ">=") == 0 ? value >= threshold
+                                           : value > threshold;
+        judged++;
+        if (met != (strcmp(status, "pass") == 0))
+            fail_msg("%s: %g %s %g, but %s", json_string_value(json_object_get(c, "id")), value, op,
+                     threshold, status);
+        if (strcmp(status, "warn") == 0) assert_string_equal(severity, "soft");
+    }
+    assert_true(judged >= 5);
+}
+
 static void test_trained_passes_and_untrained_does_not(void **state) {
     (void)state;
     fixture x;
@@ -460,6 +483,7 @@ static void test_trained_passes_and_untrained_does_not(void **state) {
     assert_true(sp_report_outcome(&x.report, "Q2") <= SP_WARN);
     assert_true(sp_report_outcome(&x.report, "Q4") <= SP_WARN);
     assert_outcome(&x, "Q7", "pass");
+    assert_gates_explain(&x);
     double recall = number(&x, "mean", "recall"), ceiling = number(&x, "mean", "ceiling");
     assert_true(recall > 0.45 && recall < ceiling && ceiling < 0.8);
     assert_true(number(&x, "mean", "infinigen") > 0.7);
@@ -471,6 +495,7 @@ static void test_trained_passes_and_untrained_does_not(void **state) {
     x.p.trained = &x.untrained;
     x.p.untrained = &x.trained;
     assert_ok(sp_measure_quality(&x.p));
+    assert_gates_explain(&x);
     assert_outcome(&x, "Q1", "fail");
     assert_outcome(&x, "Q2", "fail");
     assert_outcome(&x, "Q3", "warn");

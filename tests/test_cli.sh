@@ -22,6 +22,10 @@ has err "^sparda: error: unknown command 'tarin'"
 check 2 "$sparda" ''
 check 2 "$sparda" --verbose
 empty out
+check 0 "$sparda" help
+has out 'sparda train'
+check 0 "$sparda" help export
+has out '^sparda export CHECKPOINT'
 
 for command in train export validate data info bench; do
     check 0 "$sparda" $command --help

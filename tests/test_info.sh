@@ -88,6 +88,13 @@ has out 'token data'
 check 0 "$sparda" info "$root/tests/mds/raw"
 has out 'prose-code: '
 
+check 0 "$sparda" info "$work/data" "$root/tests/mds/raw"
+has out '3 rows, 768 tokens'
+has out 'prose-code: '
+check 2 "$sparda" info "$work/data" --json
+has err "unknown option '--json'"
+check 2 "$sparda" info
+
 # ---- none of them
 check 2 "$sparda" info "$root/configs/tiny.yaml"
 has err 'sparda train .*/tiny.yaml --print-config'

@@ -43,6 +43,7 @@ stop() {
     [ "$(latest_step stopped)" = "$(lines stopped)" ] || complain 'not saved at its last step'
     command=$(sed -n 's/^continue with: [^ ]* //p' "$work/stopped.err")
     [ -n "$command" ] || complain 'no resume command'
+    [ "$(grep -c 'a second signal ends at once' "$work/stopped.err")" = 1 ] || complain "$1 is not acknowledged"
 }
 for signal in TERM INT USR1; do stop $signal; done
 steps=$(($(lines stopped) + 3))

@@ -359,7 +359,7 @@ static sp_status open_outputs(sp_trainer *t) {
 sp_status sp_trainer_start(sp_trainer *t) {
     SP_TRY(sp_ranks_agree(prepare_folder(t)));
     SP_TRY(sp_ranks_agree(open_log(t)));
-    sp_signals_arm(); // from here on there is something to save
+    sp_signals_arm(t->ranks->rank == 0); // from here on there is something to save
     sp_trainer_header(t);
     SP_TRY(sp_ranks_agree(load_model(t)));
     SP_TRY(sp_ranks_same("the base model's weights", t->model->weights_sha256));

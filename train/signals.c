@@ -12,7 +12,7 @@
 static const int numbers[] = {SIGTERM, SIGINT, SIGUSR1};
 enum { N_NUMBERS = sizeof numbers / sizeof numbers[0] };
 
-static atomic_bool armed;
+static atomic_bool armed, speaks;
 static atomic_int first; // number of the first signal; 0 = none yet
 static struct timespec first_time;
 
@@ -35,8 +35,13 @@ static void end_now(int number) {
 static void on_signal(int number) {
     if (!armed) end_now(number);
     if (!first) {
+        static const char text[] = "sparda: stopping: the step at hand is finished and saved; a "
+                                   "second signal ends at once, "
+                                   "without saving\n";
         clock_gettime(CLOCK_MONOTONIC, &first_time);
         first = number;
+        ssize_t written = speaks ? write(2, text, sizeof text - 1) : 0;
+        (void)written;
     } else if (seconds_since(&first_time) >= 0.1) {
         end_now(number);
     }
@@ -66,7 +71,8 @@ sp_status sp_signals_catch(void) {
     return SP_OK;
 }
 
-void sp_signals_arm(void) {
+void sp_signals_arm(bool speak) {
+    speaks = speak;
     armed = true;
 }
 

@@ -14,7 +14,7 @@
 // nothing to save, and the first signal ends the process. Launchers and timeout(1) deliver one
 // signal twice (to the process and to its group), so signals within 100 ms count as one.
 sp_status sp_signals_catch(void);
-void sp_signals_arm(void);
+void sp_signals_arm(bool speak);   // speak: on rank 0, where the first signal is acknowledged
 bool sp_signals_stop(void);        // whether one has arrived since
 const char *sp_signals_name(void); // "SIGTERM", ...; "" if none
 

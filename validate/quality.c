@@ -321,7 +321,7 @@ static sp_status check_recall(sp_pass *p, const length_result *r, int64_t n) {
     sp_check c = sp_check_blank("Q1");
     standing low;
     char *reason = judge_standing(r, n, false, &low, &c.outcome);
-    c.value = low.z;
+    c.value = c.outcome == SP_WARN ? low.z_weakest : low.z;
     c.threshold = gate_z;
     c.n = 0;
     for (int64_t i = 0; i < n; i++) c.n += (int64_t)r[i].all.rows;
@@ -340,12 +340,17 @@ static sp_status check_mass(sp_pass *p, const length_result *r, int64_t n) {
         c.n += (int64_t)r[i].all.mass_rows;
         c.value = fmin(c.value, mean_mass(&r[i], SP_BY_FORECAST) / mean_mass(&r[i], SP_BY_FINE));
     }
+    c.detail = standing_json(&low);
+    if (c.detail) json_object_set_new(c.detail, "of_fine_teacher", sp_json_number(c.value));
     if (c.outcome != SP_FAIL && !(c.value >= gate_mass)) {
         c.outcome = SP_WARN;
         free(reason);
         reason = sp_format("%.3f of the figure of the fine teacher", c.value);
+    } else if (c.outcome != SP_PASS) {
+        c.value = c.outcome == SP_WARN ? low.z_weakest : low.z;
+        c.threshold = gate_z;
+        c.unit = "SE";
     }
-    c.detail = standing_json(&low);
     return add(p, &c, reason);
 }
 
@@ -388,6 +393,7 @@ static sp_status check_logits(sp_pass *p, const length_result *r, int64_t n) {
     char *reason = NULL;
     if (!(c.value <= gate_kl_soft)) {
         c.outcome = c.value <= gate_kl_hard ? SP_WARN : SP_FAIL; // NaN fails
+        if (c.outcome == SP_WARN) c.threshold = gate_kl_soft;
         reason =
             sp_format("at %lld tokens KL(sparse||Forecast) is %.3g nat, KL(dense||sparse) "
                       "%.3g: ratio %.2f; above %g is a warning, above %g a failure",

@@ -172,10 +172,11 @@ sp_status sp_report_add(sp_report *r, const sp_check *c) {
     char group[2] = {c->id[0], 0};
     json_t *o = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:s, s:o, s:s, s:o, s:o, s:[o,o]}", "id", c->id,
-        "group", group, "severity", severity_text(info->severity), "title", info->title, "status",
-        outcome_text(c->outcome), "reason", sp_json_text(c->reason ? c->reason : ""), "value",
-        sp_json_number(c->value), "unit", info->unit, "threshold", sp_json_number(c->threshold),
-        "op", info->op, "noise_floor", sp_json_number(c->noise_floor), "n",
+        "group", group, "severity", severity_text(c->outcome == SP_WARN ? SP_SOFT : info->severity),
+        "title", info->title, "status", outcome_text(c->outcome), "reason",
+        sp_json_text(c->reason ? c->reason : ""), "value", sp_json_number(c->value), "unit",
+        c->unit ? c->unit : info->unit, "threshold", sp_json_number(c->threshold), "op", info->op,
+        "noise_floor", sp_json_number(c->noise_floor), "n",
         c->n < 0 ? json_null() : json_integer(c->n), "ci95", sp_json_number(c->ci95[0]),
         sp_json_number(c->ci95[1]));
     if (o && c->detail) json_object_set_new(o, "detail", c->detail);

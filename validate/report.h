@@ -24,7 +24,8 @@ typedef struct sp_check_info {
 } sp_check_info;
 const sp_check_info *sp_check_table(int64_t *n);
 
-// A result. NAN in a number means absent.
+// A result. NAN in a number means absent. Where a check has a hard gate and a softer one, value and
+// threshold are those of the gate that was missed, and a warning is recorded as a soft gate's.
 typedef struct sp_check {
     const char *id;
     sp_outcome outcome;
@@ -32,7 +33,8 @@ typedef struct sp_check {
     double value, threshold, noise_floor;
     int64_t n; // how many were looked at; -1 absent
     double ci95[2];
-    json_t *detail; // extra numbers, owned by the report from now on; may be NULL
+    json_t *detail;   // extra numbers, owned by the report from now on; may be NULL
+    const char *unit; // of value and threshold; NULL: as in the table
 } sp_check;
 sp_check sp_check_blank(const char *id); // all absent, outcome pass
 

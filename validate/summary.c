@@ -29,13 +29,15 @@ static void counts(sp_text *t, json_t *root) {
                 failed == 1 ? "" : "s", skipped);
     size_t i;
     json_t *c;
-    const char *before = " (";
+    const char *before = " (", *why = NULL; // the reason that all of them share, else ""
     json_array_foreach(json_object_get(root, "checks"), i, c) {
         if (strcmp(text_at(c, "status"), "skip") != 0) continue;
         sp_text_add(t, "%s%s", before, text_at(c, "id"));
         before = " ";
+        why = !why || strcmp(why, text_at(c, "reason")) == 0 ? text_at(c, "reason") : "";
     }
-    sp_text_add(t, "%s\n", skipped ? ")" : "");
+    bool shared = why && *why;
+    sp_text_add(t, "%s%s%s\n", shared ? ": " : "", shared ? why : "", skipped ? ")" : "");
 }
 
 // The first line of its reason, of which the report has all, and what the check is.
