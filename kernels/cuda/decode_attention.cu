@@ -1,12 +1,12 @@
-// Decode attention over slots (inference.md 2.1, 2.7): one query token a sequence, the 16 heads of a
-// group as the rows of one matrix product.
+// Decode attention over slots (inference.md 2.1, 2.7): one query token a sequence, the 16 heads of
+// a group as the rows of one matrix product.
 //
 // The listed blocks of a pair are cut into pieces, a thread block each. A warp works alone on items
 // of 16 keys: it loads them (asynchronously, STAGES items ahead, swizzled), keeps its own running
 // maximum, sum and output, and only at the end the warps of a piece, then the pieces of a pair, are
 // added up, in a fixed order. So the bits depend on the list and the shape, not on slots or time.
-#include "kernels/cuda/decode.cuh"
 #include "kernels/cuda/ampere.cuh"
+#include "kernels/cuda/decode.cuh"
 
 using namespace decode;
 
@@ -33,8 +33,7 @@ struct AttendArgs {
     float2 *ml; // [pairs][pieces][MAX_GROUP] maximum (log2 units) and sum
 };
 
-template <int D>
-__global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
+template <int D> __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
     extern __shared__ __align__(128) uint8_t shared[];
     next_may_start();
     const Shape &s = a.s;
@@ -135,7 +134,8 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
             }
             sum[r] = sum[r] * factor + part; // of this lane's keys; joined at the end
 #pragma unroll
-            for (int n = 0; n < D / 8; n++) o[4 * n + 2 * r] *= factor, o[4 * n + 2 * r + 1] *= factor;
+            for (int n = 0; n < D / 8; n++)
+                o[4 * n + 2 * r] *= factor, o[4 * n + 2 * r + 1] *= factor;
         }
         ampere::times_values<D>(o, pa, x.v, 0);
     }
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
 
     // The warps' results, added in order through shared memory.
     __syncthreads();
-    float *total = (float *)shared;                        // [MAX_GROUP][D]
-    float2 *ml = (float2 *)(total + MAX_GROUP * D);        // [WARPS][MAX_GROUP]
+    float *total = (float *)shared;                 // [MAX_GROUP][D]
+    float2 *ml = (float2 *)(total + MAX_GROUP * D); // [WARPS][MAX_GROUP]
     if (t == 0) ml[warp * MAX_GROUP + g] = make_float2(m[0], sum[0]);
     if (t == 0) ml[warp * MAX_GROUP + g + 8] = make_float2(m[1], sum[1]);
     __syncthreads();
@@ -220,16 +220,17 @@ int decode::attention_pieces(const Shape &s, int n, int *blocks_each) {
 static sp_status attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out, bool all) {
     const Shape &s = d->shape;
     int each, pieces = attention_pieces(s, all ? s.blocks : s.k, &each);
-    AttendArgs a = {s,     layer_of(d, layer), all,           each, (const bf16 *)q.data, q.ld,
-                    d->partial_out, d->partial_ml};
+    AttendArgs a = {s,    layer_of(d, layer), all,          each, (const bf16 *)q.data,
+                    q.ld, d->partial_out,     d->partial_ml};
     auto kernel = s.d == 128 ? attend_kernel<128> : attend_kernel<64>;
     size_t shared = WARPS * STAGES * (s.d == 128 ? sizeof(Stage<128>) : sizeof(Stage<64>));
-    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
+    CUDA_TRY(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     kernel<<<dim3((unsigned)pieces, (unsigned)s.pairs()), WARPS * 32, shared, d->c->stream>>>(a);
     LAUNCHED("attend", "%d pairs, %d pieces", s.pairs(), pieces);
     CUDA_TRY(launch_chained(d->c, join_kernel, dim3((unsigned)(s.pairs() * s.group)),
-                            dim3((unsigned)s.d), pieces * sizeof(float2), s, d->partial_out, d->partial_ml, pieces,
-                            (bf16 *)out.data, out.ld));
+                            dim3((unsigned)s.d), pieces * sizeof(float2), s, d->partial_out,
+                            d->partial_ml, pieces, (bf16 *)out.data, out.ld));
     LAUNCHED("attend join", "%d pairs, %d pieces", s.pairs(), pieces);
     return SP_OK;
 }
@@ -240,7 +241,8 @@ OP sp_decode_attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out) {
 
 OP sp_decode_attend_all(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out) {
     if (!resident(layer_of(d, layer)))
-        return sp_error(SP_ENVIRONMENT, "layer %lld is not resident: it cannot attend to all blocks",
+        return sp_error(SP_ENVIRONMENT,
+                        "layer %lld is not resident: it cannot attend to all blocks",
                         (long long)layer);
     return attend(d, layer, q, out, true);
 }
