@@ -47,18 +47,13 @@ enum { N_SHAPES = sizeof shapes / sizeof *shapes };
 enum { WARM_UPS = 3, MIN_RUNS = 5, MAX_RUNS = 200, MAX_CALLS = 64 };
 static const double seconds_per_case = 0.15, ms_per_sample = 2;
 
-#define TENSORS(X)                                                                                 \
-    X(tokens)                                                                                      \
-    X(table)                                                                                       \
-    X(x)                                                                                           \
-    X(h)                                                                                           \
-    X(norm)                                                                                        \
-    X(cos)                                                                                         \
-    X(sin)                                                                                         \
-    X(qkv)                                                                                         \
-    X(attn) X(gate_up) X(act) X(w_qkv) X(w_o) X(w_gate_up) X(w_down) X(w_forecast) X(f) X(kd)      \
-        X(kt) X(a) X(scores) X(lists) X(row_loss) X(df) X(g) X(weight) X(m1) X(m2) X(delta)        \
-            X(scale) X(cis) X(block_cis) X(order) X(longer)
+// clang-format off
+#define TENSORS(X) \
+    X(tokens) X(table) X(x) X(h) X(norm) X(cos) X(sin) X(qkv) X(attn) X(gate_up) X(act) X(w_qkv) \
+    X(w_o) X(w_gate_up) X(w_down) X(w_forecast) X(f) X(kd) X(kt) X(a) X(scores) X(lists) \
+    X(row_loss) X(df) X(g) X(weight) X(m1) X(m2) X(delta) X(scale) X(cis) X(block_cis) X(order) \
+    X(longer)
+// clang-format on
 #define ID(name) ID_##name,
 enum { TENSORS(ID) N_TENSORS };
 #undef ID

@@ -246,8 +246,9 @@ OP sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c, sp_tra
 
 OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_transfer_kind *kind,
                       int64_t *ctas, char **report) {
-    // Bulk copies are as fast alone with 4 thread blocks, but take shared memory from the kernels
-    // beside them: steps of 8 sequences took 8.9 ms with them and 7.1 with the plain kernel.
+    // Bulk copies are as fast alone with 4 thread blocks. Beside a step they were slower than the
+    // plain kernel (8.9 and 7.1 ms for 8 sequences) while linear layers counted on the
+    // multiprocessors that they take; since these leave them out, it has not been measured.
     static const int64_t counts[] = {4, 8, 16, 32};
     enum { CASES = 4 };
     *kind = SP_TRANSFER_KERNEL;
