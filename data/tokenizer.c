@@ -105,8 +105,11 @@ sp_status sp_added_add(sp_added_list *list, const char *text, size_t n, int32_t 
     sp_added *grown = realloc(list->at, (size_t)(list->n + 1) * sizeof *grown);
     if (!grown) return sp_error(SP_ENVIRONMENT, "out of memory for added tokens");
     list->at = grown;
-    grown[list->n] = (sp_added){.text = strndup(text, n), .n = (int32_t)n, .id = id};
-    return grown[list->n++].text ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    char *copy = malloc(n); // may contain zero bytes
+    if (!copy) return sp_error(SP_ENVIRONMENT, "out of memory for added tokens");
+    memcpy(copy, text, n);
+    grown[list->n++] = (sp_added){.text = copy, .n = (int32_t)n, .id = id};
+    return SP_OK;
 }
 
 static int by_byte_and_length(const void *a, const void *b) {

@@ -2,10 +2,12 @@
 # ctest: alone=yes timeout=900
 # Every reader of foreign files under libFuzzer, 20 s each from the kept corpus on, as many at a time as
 # there are cores, with the sanitizers of clang: a short form of the build with SPARDA_FUZZ
-# (CONTRIBUTING.md) that compiles only the readers. SECONDS for each may follow the program's path.
+# (CONTRIBUTING.md) that compiles only the readers. SECONDS for each and a SEED may follow the program's
+# path: without them every run tries the same inputs, so that a failure is of the change and not of luck.
 set -u
 sparda=$1
 seconds=${2:-20}
+seed=${3:-1}
 if grep -q __asan_init "$sparda"; then
     echo 'skipped: done by the tests without sanitizers'
     exit 0
@@ -54,10 +56,10 @@ name=\$1
 clang $flags -fsanitize=fuzzer $includes "$root/tests/fuzz/\$name.c" "$work/readers.a" -o "$work/\$name" $links || exit 1
 mkdir "$work/\$name.corpus"
 [ ! -d "$root/tests/fuzz/corpus/\$name" ] || cp "$root/tests/fuzz/corpus/\$name"/* "$work/\$name.corpus"
-sed -n 's|^// seed: *||p' "$root/tests/fuzz/\$name.c" | while read -r seed; do
-    cp "$root/\$seed" "$work/\$name.corpus/\$(printf '%s' "\$seed" | tr / _)"
+sed -n 's|^// seed: *||p' "$root/tests/fuzz/\$name.c" | while read -r file; do
+    cp "$root/\$file" "$work/\$name.corpus/\$(printf '%s' "\$file" | tr / _)"
 done
-if "$work/\$name" -max_total_time=$seconds -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
+if "$work/\$name" -seed=$seed -max_total_time=$seconds -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
     "$work/\$name.corpus" >"$work/\$name.log" 2>&1; then
     echo "\$name: \$(tail -n 1 "$work/\$name.log")"
 else

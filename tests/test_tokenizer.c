@@ -227,8 +227,43 @@ static void other_files_are_refused(void **state) {
     free(path);
 }
 
+static int64_t count(const int32_t *ids, int64_t n, int32_t id) {
+    int64_t times = 0;
+    for (int64_t i = 0; i < n; i++) times += ids[i] == id;
+    return times;
+}
+
+// Fuzzing found a copy that ended at the zero while its length did not.
+static void an_added_token_may_contain_a_zero_byte(void **state) {
+    (void)state;
+    static const char piece[] = "\x0a\x0c\x0a\x03q\0z\x15\0\0\0\0\x18\x04"; // user-defined
+    char *path = file_of("marks.model"), *bytes;
+    int64_t n;
+    assert_ok(sp_read_file(path, JSON_MAX, &bytes, &n));
+    char *longer = realloc(bytes, (size_t)n + sizeof piece - 1);
+    assert_non_null(longer);
+    memcpy(longer + n, piece, sizeof piece - 1);
+    sp_tokenizer *t;
+    sp_coder *c;
+    assert_ok(sp_tokenizer_parse("FILE", longer, n + (int64_t)sizeof piece - 1, &t));
+    assert_ok(sp_coder_new(t, &c));
+    const int32_t added = (int32_t)sp_tokenizer_vocab(t) - 1, *ids;
+    assert_ok(sp_encode(c, "a q\0z b q\0zq\0", 13, &ids, &n));
+    assert_int_equal(count(ids, n, added), 2);
+    const char *text;
+    int64_t m;
+    assert_ok(sp_decode(c, &added, 1, &text, &m));
+    assert_int_equal(m, 3);
+    assert_memory_equal(text, "q\0z", 3);
+    sp_coder_free(c);
+    sp_tokenizer_close(t);
+    free(longer);
+    free(path);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_added_token_may_contain_a_zero_byte),
         cmocka_unit_test(ids_and_texts_are_those_of_the_libraries),
         cmocka_unit_test(texts_survive_the_way_there_and_back),
         cmocka_unit_test(ids_that_are_none_are_refused),
