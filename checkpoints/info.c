@@ -46,6 +46,10 @@ static void add_bytes(sp_text *t, int64_t bytes) {
     if (bytes >= 1024) sp_text_add(t, " (%.1f %s)", v, units[u]);
 }
 
+static const char *plural(int64_t n) {
+    return n == 1 ? "" : "s";
+}
+
 static int64_t file_bytes(const char *path) {
     struct stat s;
     return stat(path, &s) == 0 ? (int64_t)s.st_size : 0;
@@ -120,9 +124,10 @@ static sp_status data_text(const char *path, sp_text *t) {
     sp_dataset_close(d);
     SP_TRY(st);
     add_heading(t, path, "token data");
-    sp_text_add(t, "  %" PRId64 " rows, %" PRId64 " tokens, ", info.rows, info.tokens);
-    sp_text_add(t, "lengths %" PRId64 " to %" PRId64 ", %" PRId64 " files\n", info.min_length,
-                info.max_length, info.n_files);
+    sp_text_add(t, "  %" PRId64 " row%s, %" PRId64 " tokens, ", info.rows, plural(info.rows),
+                info.tokens);
+    sp_text_add(t, "lengths %" PRId64 " to %" PRId64 ", %" PRId64 " file%s\n", info.min_length,
+                info.max_length, info.n_files, plural(info.n_files));
     if (info.vocab)
         sp_text_add(t, "  vocabulary %" PRId64 "%s%s\n", info.vocab,
                     info.tokenizer ? ", tokenizer " : "", info.tokenizer ? info.tokenizer : "");
@@ -216,10 +221,54 @@ static sp_status pt_text(const char *path, sp_text *t) {
 
 // ---- folders ------------------------------------------------------------------------------------
 
-static void add_json_value(sp_text *t, const char *name, json_t *v) {
+// Texts without quotes, except where a character has to be escaped.
+static void add_scalar(sp_text *t, const json_t *v) {
+    if (json_is_real(v)) {
+        sp_text_add(t, "%.6g", json_real_value(v));
+        return;
+    }
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
-    if (text) sp_text_add(t, "  %s: %s\n", name, text);
+    size_t n = text ? strlen(text) : 0;
+    bool plain = json_is_string(v) && n > 2 && !strchr(text, '\\');
+    if (text) sp_text_bytes(t, text + plain, n - 2 * plain);
     free(text);
+}
+
+static bool is_simple_list(const json_t *v) {
+    if (!json_is_array(v)) return false;
+    for (size_t i = 0; i < json_array_size(v); i++) {
+        const json_t *item = json_array_get(v, i);
+        if (json_is_array(item) || json_is_object(item)) return false;
+    }
+    return true;
+}
+
+// A line for every value: members by name, lists of objects by number from 1.
+static void add_outline(sp_text *t, int indent, const char *name, json_t *v) {
+    const char *key;
+    json_t *item;
+    sp_text_add(t, "%*s%s:", indent, "", name);
+    if (is_simple_list(v)) {
+        for (size_t i = 0; i < json_array_size(v); i++) {
+            sp_text_add(t, "%s", i ? ", " : " ");
+            add_scalar(t, json_array_get(v, i));
+        }
+        sp_text_add(t, "\n");
+    } else if (json_is_array(v)) {
+        sp_text_add(t, "\n");
+        for (size_t i = 0; i < json_array_size(v); i++) {
+            char number[24];
+            snprintf(number, sizeof number, "%zu", i + 1);
+            add_outline(t, indent + 2, number, json_array_get(v, i));
+        }
+    } else if (json_is_object(v)) {
+        sp_text_add(t, "\n");
+        json_object_foreach(v, key, item) add_outline(t, indent + 2, key, item);
+    } else {
+        sp_text_add(t, " ");
+        add_scalar(t, v);
+        sp_text_add(t, "\n");
+    }
 }
 
 static sp_status export_text(const char *dir, sp_text *t) {
@@ -233,7 +282,7 @@ static sp_status export_text(const char *dir, sp_text *t) {
     static const char *const keys[] = {"base", "training", "sparse_config"};
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         json_t *v = json_object_get(root, keys[i]);
-        if (v) add_json_value(t, keys[i], v);
+        if (v) add_outline(t, 2, keys[i], v);
     }
     sp_text_add(t, "  %zu tensors recorded\n", json_array_size(json_object_get(root, "tensors")));
     json_decref(root);
@@ -271,7 +320,8 @@ static sp_status model_text(const char *dir, sp_text *t) {
                   "  not usable as a base model as it is (a recipe may supply sparse_config):\n  ");
         sp_st *s;
         if (sp_st_open(dir, &s) == SP_OK) {
-            sp_text_add(t, "  %" PRId64 " tensors in %" PRId64 " files\n", s->n, s->n_files);
+            sp_text_add(t, "  %" PRId64 " tensors in %" PRId64 " file%s\n", s->n, s->n_files,
+                        plural(s->n_files));
             sp_st_close(s);
         }
         sp_error_clear();
@@ -310,15 +360,23 @@ static sp_status run_text(const char *dir, sp_text *t) {
     if (sp_path_is_file(info) && sp_json_load(info, MAX_JSON, &root) == SP_OK) {
         const char *key;
         json_t *v;
-        json_object_foreach(root, key, v) add_json_value(t, key, v);
+        json_object_foreach(root, key, v) add_outline(t, 2, key, v);
     } else if (sp_path_is_file(info)) {
         add_error(t, "  ");
     }
     char *line = sp_path_is_file(metrics) ? last_line(metrics, &lines) : NULL;
-    if (line) sp_text_add(t, "  metrics.jsonl: %" PRId64 " lines, the last: %s\n", lines, line);
+    if (line) {
+        json_t *last = json_loads(line, JSON_DECODE_ANY, NULL);
+        sp_text_add(t, "  metrics.jsonl: %" PRId64 " line%s\n", lines, plural(lines));
+        if (last)
+            add_outline(t, 4, "the last", last);
+        else // torn by a kill; a resume removes it
+            sp_text_add(t, "    the last is not complete\n");
+        json_decref(last);
+    }
     free(line);
     if (sp_path_is_dir(checkpoints)) SP_GO(sp_list_dir(checkpoints, ".h5", &names, &n));
-    sp_text_add(t, "  %" PRId64 " checkpoints\n", n);
+    sp_text_add(t, "  %" PRId64 " checkpoint%s\n", n, plural(n));
     for (int64_t i = n > MAX_LISTED ? n - MAX_LISTED : 0; i < n; i++) {
         char *p = join(checkpoints, names[i]);
         int64_t step;

@@ -179,14 +179,27 @@ static double mean(const double *v, int64_t n) {
 }
 
 static void print_columns(void) {
-    sp_info("%8s  %10s  %9s  %9s  %9s  %9s  %8s  %8s", "step", "kl", "grad norm", "lr", "tokens/s",
-            "ms/step", "wait ms", "peak GiB");
+    sp_info("%8s  %10s  %9s  %9s  %9s  %9s  %8s  %8s  %7s", "step", "kl", "grad norm", "lr",
+            "tokens/s", "ms/step", "wait ms", "peak GiB", "left");
 }
 
-static void print_step(const sp_step_metrics *m) {
-    sp_info("%8lld  %10.6f  %9.3e  %9.3e  %9.0f  %9.1f  %8.1f  %8.2f", (long long)m->step, m->kl,
-            m->grad_norm, m->lr, m->tokens_per_s, m->step_ms, m->data_wait_ms,
-            (double)m->peak_bytes / 1073741824);
+// "9s", "4m05s", "31h07m".
+static void duration_text(double seconds, char text[24]) {
+    long long s = (long long)(seconds + 0.5);
+    if (s < 60)
+        snprintf(text, 24, "%llds", s);
+    else if (s < 3600)
+        snprintf(text, 24, "%lldm%02llds", s / 60, s % 60);
+    else
+        snprintf(text, 24, "%lldh%02lldm", s / 3600, s / 60 % 60);
+}
+
+static void print_step(const sp_step_metrics *m, double seconds_left) {
+    char left[24];
+    duration_text(seconds_left, left);
+    sp_info("%8lld  %10.6f  %9.3e  %9.3e  %9.0f  %9.1f  %8.1f  %8.2f  %7s", (long long)m->step,
+            m->kl, m->grad_norm, m->lr, m->tokens_per_s, m->step_ms, m->data_wait_ms,
+            (double)m->peak_bytes / 1073741824, left);
     if (!m->recall_layers) return;
     double recall = mean(m->recall_layers, m->layers), mass = mean(m->mass_layers, m->layers);
     if (isfinite(recall))
@@ -231,8 +244,8 @@ static void tell_once(bool *told, sp_status st) {
     *told = st != SP_OK;
 }
 
-static void report(sp_trainer *t, const sp_step_metrics *m) {
-    print_step(m);
+static void report(sp_trainer *t, const sp_step_metrics *m, double seconds_left) {
+    print_step(m, seconds_left);
     if (!isfinite(m->grad_norm))
         sp_warn("step %lld: the gradient norm is not finite; update skipped (%lld in a row)",
                 (long long)m->step, (long long)t->at.nonfinite_in_a_row);
@@ -293,6 +306,8 @@ sp_status sp_trainer_loop(sp_trainer *t) {
     SP_TRY(sp_ranks_max(&stop_now, 1));
     bool stop = stop_now;
     if (root && t->at.step < c->steps) print_columns();
+    const double start = sp_now();
+    const int64_t first = t->at.step;
     while (t->at.step < c->steps && !stop) {
         sp_step_metrics m;
         SP_TRY(one_step(t, &m, &stop));
@@ -302,7 +317,9 @@ sp_status sp_trainer_loop(sp_trainer *t) {
             m.recall_layers = t->recall;
             m.mass_layers = t->recall + t->desc->layers;
         }
-        if (root) report(t, &m);
+        // At the pace so far, held-out evaluations and saving included.
+        double pace = (sp_now() - start) / (double)(t->at.step - first);
+        if (root) report(t, &m, pace * (double)(c->steps - t->at.step));
         SP_TRY(sp_ranks_agree(root ? too_many_nonfinite(t) : SP_OK));
         if (root && save_is_due(t) && !stop && sp_trainer_save(t) != SP_OK)
             sp_warn("step %lld could not be saved, the run goes on: %s", (long long)t->at.step,
