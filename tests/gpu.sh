@@ -27,14 +27,20 @@ for run in cpu cuda cuda-again; do
 done
 row 'largest difference of 20 training losses' "$(difference "$work/cpu.kl" "$work/cuda.kl")"
 row 'repeat on the GPU' \
-    "$(cmp -s "$work/cuda.kl" "$work/cuda-again.kl" && echo 'bit-identical losses' || echo DIFFERENT)"
+    "$([ -s "$work/cuda.kl" ] && cmp -s "$work/cuda.kl" "$work/cuda-again.kl" &&
+        echo 'bit-identical losses' || echo 'FAIL: different, or none')"
 
 # NAME TOKENS OPTION...: whole training steps on the base at hand.
 steps() {
     json=$out/step-$1-$2.json name="step of $layers layers, $2 tokens, $1"
     shift
-    "$sparda" bench train-step --base "$work/base" --seq-len "$@" --json "$json" >>"$out/bench.log" 2>&1
-    row "$name" "$(value "$json" ms_median) ms"
+    rm -f "$json" # of an earlier call
+    if timeout 180 "$sparda" bench train-step --backend cuda --base "$work/base" --seq-len "$@" \
+        --json "$json" >>"$out/bench.log" 2>&1; then
+        row "$name" "$(value "$json" ms_median) ms"
+    else
+        row "$name" "FAIL ($?), see bench.log"
+    fi
 }
 "$sparda" data synth-model --like minicpm4.1-8b --layers "$layers" --out "$work/base" >"$out/bench.log" 2>&1
 steps minicpm 16384
@@ -54,3 +60,4 @@ for tool in memcheck racecheck; do
 done
 printf '\n'
 cat "$out/table.txt"
+! grep -Eq ' (FAIL|SKIPPED)' "$out/table.txt"

@@ -10,10 +10,12 @@ set -u
 build=$1 out=$2 layers=${3:-4}
 . "$(dirname "$0")/gpu_table.sh"
 gpus=$(nvidia-smi -L | wc -l)
+root= # Open MPI refuses root otherwise
+[ "$(id -u)" != 0 ] || ! mpirun --version 2>&1 | grep -q 'Open MPI' || root=--allow-run-as-root
 on() { # RANKS COMMAND...
     ranks=$1
     shift
-    mpirun -np "$ranks" --bind-to none "$@"
+    mpirun $root -np "$ranks" --bind-to none "$@"
 }
 
 "$sparda" data synth --out "$work/corpus" --rows 200 --seq-len 1024 --seed 1 >"$out/train.log" 2>&1

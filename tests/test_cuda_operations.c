@@ -103,6 +103,16 @@ static const shape shapes[] = {
      512,
      1024,
      1},
+    {"minicpm, windows of two thread blocks", // importance.cu: 4096 a block
+     4800,
+     4500,
+     {32, 2, 128},
+     {32, 16},
+     {2, 1},
+     {64, 1, 4, 16, false},
+     64,
+     128,
+     1},
     {"native grid", 1500, 0, {32, 2, 128}, {32, 16}, {32, 16}, {64, 1, 4, 12, false}, 512, 1024, 1},
     {"grid 8/4", 777, 0, {4, 4, 64}, {32, 16}, {8, 4}, {64, 1, 2, 6, false}, 264, 520, 1},
     {"group 3, block 128", 900, 0, {6, 2, 64}, {16, 8}, {2, 1}, {128, 1, 1, 4, false}, 192, 384, 1},
@@ -351,6 +361,7 @@ static void optimiser_and_tables(void **state) {
 
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
+    setvbuf(stdout, NULL, _IOLBF, 0); // a run that hangs and is ended has said where
     // --small: shapes that a sanitizer can follow; --portable: the kernels for older cards
     sp_backend_options o = {.name = "cuda", .local_ranks = 1};
     for (int i = 1; i < argc; i++) {
