@@ -70,6 +70,7 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
         .home_layers = a->home_layers,
         .transfer = a->transfer == SP_TRANSFER_AUTO ? SP_TRANSFER_KERNEL : a->transfer,
         .ctas = a->ctas ? a->ctas : 16,
+        .ahead = a->mode == SP_MODE_SPARDA || a->mode == SP_MODE_INFINIGEN,
         .original = modes[a->mode].original,
         .channels = a->mode == SP_MODE_INFINIGEN ? SP_INFINIGEN_CHANNELS : 0,
     };

@@ -69,6 +69,7 @@ typedef struct sp_decode_args {
                          // Fewer than there are is for speed tests only
     sp_transfer_kind transfer; // not AUTO
     int64_t ctas;              // thread blocks of the transfer kernels
+    bool ahead;                // copies will run beside the step (sp_decode_transfer `ahead`)
     bool original;             // room for the original selector's logits
     int64_t channels; // of partial keys (InfiniGen), 0: none. 32 is what there is a kernel for
 } sp_decode_args;

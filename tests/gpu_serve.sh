@@ -7,7 +7,7 @@
 # BUILD is a build folder, or one that holds `sparda` and the test programs; OUT receives logs and
 # JSON. Parts, all if none is named:
 #   check      decode operations against the CPU backend, whole runs to the bit
-#   sanitize   both under compute-sanitizer: memcheck, racecheck, synccheck
+#   sanitize   both under compute-sanitizer: memcheck, racecheck, synccheck; at most 5 minutes each
 #   validate   the tiny bases, trained here for a few steps: `sparda validate`, its time and verdict
 #   large      the same for a base of MiniCPM4.1-8B's dimensions, all 32 layers (16 GB, random)
 #   transfer   the transfer engine alone
@@ -61,7 +61,7 @@ cell=0
 if asked decode; then
     "$sparda" data synth-model --like minicpm4.1-8b --layers 4 --out "$work/base" >"$out/decode.log" 2>&1
     decodes minicpm4.1-8b
-    for way in 'kernel 4' 'kernel 8' 'kernel 16' 'bulk 8' 'bulk 16' 'resident 8'; do
+    for way in 'kernel 8' 'kernel 16' 'bulk 4' 'bulk 8' 'bulk 16' 'resident 8'; do
         decodes minicpm4.1-8b --modes forecast-inline,sparda --transfer "${way% *}" --ctas "${way#* }"
     done
     rm -rf "$work/base"
@@ -78,14 +78,14 @@ fi
 
 if asked prefill; then
     "$sparda" data synth-model --like minicpm4.1-8b --layers 4 --out "$work/base" >"$out/prefill.log" 2>&1
-    "$sparda" bench prefill --base "$work/base" --json "$out/prefill.json" >>"$out/prefill.log" 2>&1
+    "$sparda" bench prefill --base "$work/base" --tokens 131072 --repeats 3 --json "$out/prefill.json" >>"$out/prefill.log" 2>&1
     row 'prefill' "exit $?, prefill.log"
     rm -rf "$work/base"
 fi
 
 if asked sanitize; then
-    for tool in memcheck racecheck synccheck; do
-        for program in test_cuda_decode test_cuda_serve; do
+    for program in test_cuda_decode test_cuda_serve; do # operations first, then whole runs
+        for tool in memcheck racecheck synccheck; do
             passes "$tool-$program.log" "$tool, $program" \
                 compute-sanitizer --tool $tool --error-exitcode 9 "$tests/$program" --small
         done

@@ -3,6 +3,7 @@
 // simulation. Whole runs: test_cuda_serve.c. Skipped where no device is. With --small (for
 // compute-sanitizer) runs are short; a name or pattern after it chooses tests.
 #include "common/build.h"
+#include "tests/gpu_options.h"
 #include "tests/support.h"
 
 #include <stdio.h>
@@ -401,6 +402,7 @@ static void two_stages(void **state) {
             sp_tensor k_rows = sp_tensor_rows(all, 0, T), cols = sp_tensor_cols(importance, 0, T);
             assert_ok(sp_decode_put(f.d, 0, b, 0, k_rows, k_rows, cols));
             assert_ok(sp_decode_fill(f.d, 0, b, k_rows, k_rows, cols, T, SP_NO_TENSOR));
+            assert_ok(sp_decode_set(f.d, b, T, 0)); // waits for what was put
         }
         for (int64_t step = 0; step < steps; step++) {
             float *x, *token, column[BATCH * 2];
@@ -629,8 +631,7 @@ static int run_all(void) {
 
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
-    small = argc > 1 && strcmp(argv[1], "--small") == 0;
-    if (argc > 2) cmocka_set_test_filter(argv[2]);
+    small = gpu_options_of(argc, argv).small;
     if (!sp_cuda_device_present()) {
         printf("skipped: no GPU that this build has code for\n");
         return 0;

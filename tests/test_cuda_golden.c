@@ -4,6 +4,7 @@
 #include "common/build.h"
 #include "common/util.h"
 #include "kernels/backend.h"
+#include "tests/gpu_options.h"
 #include "tests/stepper.h"
 
 #include <math.h>
@@ -219,15 +220,15 @@ static void golden_step_of_nosa(void **state) {
 }
 
 int main(int argc, char **argv) {
-    bool portable = argc > 1 && strcmp(argv[1], "--portable") == 0;
+    const gpu_options options = gpu_options_of(argc, argv);
 #if SPARDA_HAVE_CUDA
-    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = portable};
+    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = options.portable};
     if (sp_backend_open(&o, &gpu) != SP_OK) {
         gpu = NULL;
         printf("the GPU part is skipped: %s\n", sp_error_text());
     }
 #else
-    (void)portable;
+    (void)options;
     printf("the GPU part is skipped: built without CUDA\n");
 #endif
     const struct CMUnitTest tests[] = {cmocka_unit_test(golden_step),

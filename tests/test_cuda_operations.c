@@ -6,6 +6,7 @@
 // value, 1.7e-3 in L2 for what is spread evenly; 4e-3 allows for twice that. Results in fp32 from
 // the same bf16 inputs differ by fp32 rounding only, growing with the length of the sums;
 // probabilities use the hardware's exp2, good to 2^-22.
+#include "tests/gpu_options.h"
 #include "tests/support.h"
 
 #include "common/build.h"
@@ -361,13 +362,9 @@ static void optimiser_and_tables(void **state) {
 
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
-    setvbuf(stdout, NULL, _IOLBF, 0); // a run that hangs and is ended has said where
-    // --small: shapes that a sanitizer can follow; --portable: the kernels for older cards
-    sp_backend_options o = {.name = "cuda", .local_ranks = 1};
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--small") == 0) n_shapes = 5;
-        if (strcmp(argv[i], "--portable") == 0) o.portable_kernels = true;
-    }
+    const gpu_options options = gpu_options_of(argc, argv);
+    if (options.small) n_shapes = 5;
+    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = options.portable};
     if (sp_backend_open(&o, &gpu) != SP_OK) {
         printf("skipped: %s\n", sp_error_text());
         return 0;

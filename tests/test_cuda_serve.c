@@ -3,6 +3,7 @@
 // against each other to the bit, and against the CPU engine. Skipped where no device is. With
 // --small (for compute-sanitizer) runs are short.
 #include "common/build.h"
+#include "tests/gpu_options.h"
 #include "tests/support.h"
 
 #include <stdio.h>
@@ -21,6 +22,7 @@
 
 static sp_backend *gpu;
 static bool small;
+static int64_t leaked; // the most of any run; a sanitizer takes memory of its own
 
 static struct {
     sp_model *gpu_model;
@@ -97,8 +99,8 @@ static sp_serve_run run_checked(const sp_serve_args *a) {
     sp_serve_run r;
     assert_ok(sp_serve(a, &r));
     assert_int_equal(r.units_different, 0);
-    assert_int_equal(r.growth_device, 0);
-    if (!small) assert_int_equal(sp_serve_leak(&r), 0);
+    if (!small) leaked = r.growth_device > leaked ? r.growth_device : leaked;
+    if (!small && sp_serve_leak(&r) > leaked) leaked = sp_serve_leak(&r);
     assert_int_equal(r.predicted.device, r.allocated.device);
     assert_int_equal(r.predicted.host, r.allocated.host);
     return r;
@@ -134,6 +136,9 @@ static void ways_of_serving(void **state) {
     assert_same("ahead against inline", &inlined, &ahead, true);
     assert_int_equal(inlined.missed, ahead.missed);
     for (sp_transfer_kind k = SP_TRANSFER_WIDE; k < SP_TRANSFER_KINDS; k++) {
+        // Waits inside a kernel for the other stream: a tool that runs kernels one by one would
+        // hang.
+        if (small && k == SP_TRANSFER_RESIDENT) continue;
         char name[64];
         snprintf(name, sizeof name, "ahead, transfer %s", sp_transfer_name(k));
         sp_serve_run r = serve(SP_MODE_SPARDA, k, 0, false, false, small ? 6 : 64, NULL);
@@ -263,15 +268,23 @@ static void bad_input(void **state) {
     sp_infer_close(e);
 }
 
+// Last, so that a leak does not hide what the runs say.
+static void memory_stays(void **state) {
+    (void)state;
+    assert_int_equal(leaked, 0);
+}
+
 static int run_all(void) {
     const struct CMUnitTest of_base[] = {
         cmocka_unit_test(ways_of_serving),
         cmocka_unit_test(against_the_cpu_engine),
         cmocka_unit_test(bad_input),
+        cmocka_unit_test(memory_stays),
     };
     const struct CMUnitTest of_nosa[] = {
         cmocka_unit_test(ways_of_serving),
         cmocka_unit_test(against_the_cpu_engine),
+        cmocka_unit_test(memory_stays),
     };
     assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
     int failed = cmocka_run_group_tests(of_base, open_tiny, close_tiny);
@@ -283,7 +296,7 @@ static int run_all(void) {
 
 int main(int argc, char **argv) {
 #if SPARDA_HAVE_CUDA
-    small = argc > 1 && strcmp(argv[1], "--small") == 0;
+    small = gpu_options_of(argc, argv).small;
     if (!sp_cuda_device_present()) {
         printf("skipped: no GPU that this build has code for\n");
         return 0;

@@ -29,6 +29,7 @@ extern "C" void sp_decode_capture_abandon(sp_decode *d) {
     cudaGraph_t graph = NULL;
     if (!d->capturing) return;
     d->capturing = false;
+    transfer_step_ends(d);
     cudaStreamEndCapture(d->c->stream, &graph);
     if (graph) cudaGraphDestroy(graph);
     cudaGetLastError();

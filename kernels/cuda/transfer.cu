@@ -31,8 +31,9 @@ extern "C" bool sp_transfer_captures(sp_transfer_kind k) {
 
 // ---- device -------------------------------------------------------------------------------------
 
-// Over all thread blocks, bytes in flight by loads; and 16-byte loads a thread has in flight where
-// the number of blocks does not say it.
+// Bytes in flight by loads over all thread blocks, from 8 on (fewer have 32 KiB each, a unit of 64
+// tokens of 128); and 16-byte loads a thread has in flight where the number of blocks does not say
+// it.
 constexpr int THREADS = 256, LOADED_BYTES = 256 << 10, LOADS = 8;
 
 // Host memory is read once: past L1, and not through the read-only path, which a kernel that
@@ -46,17 +47,23 @@ __device__ __forceinline__ uint4 load_host(const uint8_t *p) {
     return x;
 }
 
+// N loads a thread at once. A rest of at most one load each (the importance behind the keys and
+// values of a unit) joins the last round: a round of its own would cost as long as a full one.
 template <int N> __device__ __forceinline__ void copy_unit(const Route &r, uint2 item) {
+    constexpr int64_t ROUND = THREADS * 16 * N;
     const uint8_t *src = r.home + item.x * r.unit;
     uint8_t *dst = r.slots + item.y * r.unit;
-    for (int64_t x0 = threadIdx.x * 16; x0 < r.unit; x0 += THREADS * 16 * N) {
-        uint4 x[N];
+    for (int64_t x0 = 0; x0 < r.unit;) {
+        bool last = r.unit - x0 <= ROUND + THREADS * 16;
+        int64_t end = last ? r.unit : x0 + ROUND, mine = x0 + threadIdx.x * 16;
+        uint4 x[N + 1];
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (x0 + i * THREADS * 16 < r.unit) x[i] = load_host(src + x0 + i * THREADS * 16);
+        for (int i = 0; i <= N; i++)
+            if (mine + i * THREADS * 16 < end) x[i] = load_host(src + mine + i * THREADS * 16);
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            if (x0 + i * THREADS * 16 < r.unit) *(uint4 *)(dst + x0 + i * THREADS * 16) = x[i];
+        for (int i = 0; i <= N; i++)
+            if (mine + i * THREADS * 16 < end) *(uint4 *)(dst + mine + i * THREADS * 16) = x[i];
+        x0 = end;
     }
 }
 
@@ -102,10 +109,11 @@ __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
 }
 
 // T3: one thread moves units through shared memory, STAGES pieces of `bytes_most` at once. Blocks
-// share BULK_BYTES in flight: 4 of them take 88 KiB each, which leaves room for one thread block of
-// a linear layer of few rows (101 KiB) on the same multiprocessor, 16 take 22 KiB and leave room
-// for two.
-constexpr int STAGES = 4, BULK_BYTES = 352 << 10;
+// share at most BULK_BYTES: 4 of them take 80 KiB each for units of 32 KiB, which leaves room for
+// one thread block of a linear layer of few rows (101 KiB) on the same multiprocessor, 16 take 22
+// KiB and leave room for two. Pieces of a unit are equal: a stage that is half empty is not in
+// flight. One stage is being read out while the others are filled.
+constexpr int STAGES = 5, BULK_BYTES = 352 << 10, STAGE_MOST = 32 << 10;
 
 __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int bytes_most) {
 #if SPARDA_HOPPER_CODE
@@ -230,17 +238,16 @@ __global__ void __launch_bounds__(THREADS) checksum_kernel(Route r, uint64_t *ou
 
 // ---- host ---------------------------------------------------------------------------------------
 
-static int stage_bytes(int ctas) {
-    int64_t bytes = BULK_BYTES / STAGES / ctas / 128 * 128;
-    return (int)std::min<int64_t>(std::max<int64_t>(bytes, 1 << 10), 32 << 10);
+// Bytes of a stage: those of the equal pieces that a unit is cut into.
+static int stage_bytes(int ctas, int64_t unit) {
+    int64_t most = std::min<int64_t>(std::max(BULK_BYTES / STAGES / ctas, 1 << 10), STAGE_MOST);
+    return (int)round_up(ceil_div(unit, ceil_div(unit, most / 128 * 128)), 128);
 }
 
 // Calls f with the loads that each thread of `ctas` thread blocks has in flight, as a constant.
 template <class F> static void with_loads(int ctas, F f) {
     int loads = LOADED_BYTES / (THREADS * 16) / ctas;
-    if (loads >= 16)
-        f(std::integral_constant<int, 16>());
-    else if (loads >= 8)
+    if (loads >= 8)
         f(std::integral_constant<int, 8>());
     else if (loads >= 4)
         f(std::integral_constant<int, 4>());
@@ -262,6 +269,23 @@ uint64_t decode::checksum_host(const uint8_t *unit, int64_t bytes) {
     return sum;
 }
 
+// A multiprocessor divides its memory between L1 and shared memory once for all blocks on it.
+// Copying blocks need little of it; they must not keep out blocks of linear layers that need much.
+static sp_status share_multiprocessors(int ctas) {
+    const cudaFuncAttribute carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
+    cudaError_t e = cudaFuncSetAttribute(bulk_kernel, carveout, cudaSharedmemCarveoutMaxShared);
+    with_loads(ctas, [&](auto n) {
+        if (e == cudaSuccess)
+            e = cudaFuncSetAttribute(ticket_kernel<n.value>, carveout,
+                                     cudaSharedmemCarveoutMaxShared);
+        if (e == cudaSuccess)
+            e = cudaFuncSetAttribute(resident_kernel<n.value>, carveout,
+                                     cudaSharedmemCarveoutMaxShared);
+    });
+    CUDA_TRY(e);
+    return SP_OK;
+}
+
 sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind kind, int64_t ctas,
                                 int64_t capacity, int64_t unit) {
     if (kind == SP_TRANSFER_BULK && !c->hopper)
@@ -272,9 +296,10 @@ sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind 
     t->ctas = (int)ctas;
     t->capacity = capacity;
     t->unit = unit;
-    if (kind == SP_TRANSFER_BULK)
+    if (kind == SP_TRANSFER_BULK) // the same for every number of thread blocks: engines share it
         CUDA_TRY(cudaFuncSetAttribute(bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      STAGES * stage_bytes(t->ctas)));
+                                      STAGES * STAGE_MOST));
+    SP_TRY(share_multiprocessors(t->ctas));
     if (sp_transfer_captures(kind)) return SP_OK;
     CUDA_TRY(cudaMallocHost(&t->list, sizeof(Queue) + (size_t)capacity * sizeof(uint2)));
     if (kind == SP_TRANSFER_GATHER) {
@@ -351,8 +376,8 @@ sp_status decode::transfer_run(Transfer *t, const Route &r, bool suppress, cudaS
         wide_kernel<<<(unsigned)r.capacity, THREADS, 0, stream>>>(r, suppress);
         break;
     case SP_TRANSFER_BULK:
-        bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)(STAGES * stage_bytes(t->ctas)), stream>>>(
-            r, suppress, stage_bytes(t->ctas));
+        bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)(STAGES * stage_bytes(t->ctas, r.unit)),
+                      stream>>>(r, suppress, stage_bytes(t->ctas, r.unit));
         break;
     case SP_TRANSFER_BATCH:
     case SP_TRANSFER_LOOP:
@@ -400,7 +425,8 @@ sp_status decode::transfer_open(sp_decode *d) {
 
 int decode::transfer_multiprocessors(const sp_decode *d) {
     const Transfer *t = d->transfer;
-    return t->kind == SP_TRANSFER_BULK && t->ctas <= 8 ? t->ctas : 0;
+    bool beside = d->a.ahead && t->kind == SP_TRANSFER_BULK && t->ctas <= 8;
+    return beside ? t->ctas : 0;
 }
 
 void decode::transfer_close(sp_decode *d) {
