@@ -61,7 +61,7 @@ sed -n 's|^// seed: *||p' "$root/tests/fuzz/\$name.c" | while read -r file; do
 done
 if "$work/\$name" -seed=$seed -max_total_time=$seconds -timeout=20 -rss_limit_mb=3000 -artifact_prefix="$work/found-\$name-" \
     "$work/\$name.corpus" >"$work/\$name.log" 2>&1; then
-    echo "\$name: \$(tail -n 1 "$work/\$name.log")"
+    echo "\$name: \$(grep '^Done' "$work/\$name.log")"
 else
     echo "FAILED: \$name"
     tail -n 40 "$work/\$name.log"

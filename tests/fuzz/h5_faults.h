@@ -18,6 +18,13 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
+// HDF5 1.10.8 itself loses a few hundred bytes on some of its ways out of an error: 18 times in
+// 85,329 inputs. Handles left open, which would be ours, are counted below.
+const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void) {
+    return "leak:libhdf5";
+}
+
 static void require(bool ok, const char *what) {
     if (ok) return;
     fprintf(stderr, "%s; %s; HDF5: %s\n", what, sp_error_text(), sp_h5_reason());
@@ -254,7 +261,7 @@ static void other_data(hid_t file, const names *n) {
         if (take(2)) H5Pset_shuffle(plist);
         if (layout == 2) H5Pset_deflate(plist, 1 + take(9));
         if (take(3) == 1) H5Pset_fletcher32(plist);
-        if (take(5) == 1) { // only named: HDF5 1.10.8 crashes writing through it
+        if (take(5) == 1) { // only named, see has_scaleoffset
             H5Pset_scaleoffset(plist, H5Z_SO_INT, 0);
             values = false;
         }
@@ -299,12 +306,31 @@ static void other_attribute(hid_t file, const names *n) {
     H5Oclose(o);
 }
 
+// Nothing must go through this filter here: HDF5 1.10.8 overwrites memory in it. The readers refuse
+// it.
+static bool has_scaleoffset(hid_t d) {
+    hid_t plist = H5Dget_create_plist(d);
+    bool found = false;
+    for (int i = H5Pget_nfilters(plist) - 1; i >= 0 && !found; i--) {
+        size_t values = 0;
+        unsigned flags, info;
+        found = H5Pget_filter2(plist, (unsigned)i, &flags, &values, NULL, 0, NULL, &info) ==
+                H5Z_FILTER_SCALEOFFSET;
+    }
+    H5Pclose(plist);
+    return found;
+}
+
 // A value or two of a data set of numbers; everything else about it stays right.
 static void other_values(hid_t file, const names *n) {
     enum { MAX = 1 << 12 };
     static int64_t v[MAX];
     hid_t d = H5Dopen2(file, some_object(n), H5P_DEFAULT);
     if (d < 0) return;
+    if (has_scaleoffset(d)) {
+        H5Dclose(d);
+        return;
+    }
     hid_t type = H5Dget_type(d), space = H5Dget_space(d);
     hssize_t points = H5Sget_simple_extent_npoints(space);
     if (H5Tget_class(type) == H5T_INTEGER && points > 0 && points <= MAX &&
