@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BASIS_ROWS = 2048 };
+
 // Diagonalises the symmetric a [d][d] in place; columns of v become its eigenvectors.
 static void jacobi(double *a, double *v, int64_t d) {
     for (int64_t i = 0; i < d; i++)
@@ -62,38 +64,41 @@ static int lower_first(const void *a, const void *b) {
 }
 
 typedef struct scratch {
-    double *mean, *square, *vectors; // [n][d], [d][d], [d][d]
+    double *mean, *square, *vectors; // [d], [d][d], [d][d]
+    double *channel, *sum;           // [d]: a row's channels, what they add up to
     ranked *by_value, *by_size;      // [d]
 } scratch;
 
-// Mean queries of the group, their Gram matrix, its eigenvectors by falling value, then the sums.
+static void mean_query(const sp_heads *heads, const float *row, int64_t h, double *mean) {
+    int64_t d = heads->head_dim, G = heads->q_heads / heads->kv_heads;
+    for (int64_t x = 0; x < d; x++) mean[x] = 0;
+    for (int64_t g = 0; g < G; g++)
+        for (int64_t x = 0; x < d; x++) mean[x] += row[(h * G + g) * d + x];
+    for (int64_t x = 0; x < d; x++) mean[x] /= (double)G;
+}
+
+// The Gram matrix of mean queries, its eigenvectors by falling value, then the sums.
 static void one_head(const sp_heads *heads, const float *q, int64_t n, int64_t h, scratch *s,
                      float *out) {
-    int64_t d = heads->head_dim, G = heads->q_heads / heads->kv_heads, ld = heads->q_heads * d;
+    const int64_t d = heads->head_dim, ld = heads->q_heads * d;
     memset(s->square, 0, (size_t)(d * d) * sizeof(double));
-    for (int64_t r = 0; r < n; r++) {
-        double *m = s->mean + r * d;
-        for (int64_t x = 0; x < d; x++) {
-            m[x] = 0;
-            for (int64_t g = 0; g < G; g++) m[x] += q[r * ld + (h * G + g) * d + x];
-            m[x] /= (double)G;
-        }
+    for (int64_t r = 0; r < n && r < BASIS_ROWS; r++) {
+        mean_query(heads, q + r * ld, h, s->mean);
         for (int64_t i = 0; i < d; i++)
-            for (int64_t j = 0; j < d; j++) s->square[i * d + j] += m[i] * m[j];
+            for (int64_t j = 0; j < d; j++) s->square[i * d + j] += s->mean[i] * s->mean[j];
     }
     jacobi(s->square, s->vectors, d);
     for (int64_t i = 0; i < d; i++) s->by_value[i] = (ranked){s->square[i * d + i], i};
     qsort(s->by_value, (size_t)d, sizeof *s->by_value, larger_first);
-    for (int64_t c = 0; c < d; c++) {
-        double sum = 0;
-        for (int64_t r = 0; r < n; r++) {
-            double dot = 0;
-            for (int64_t x = 0; x < d; x++)
-                dot += s->mean[r * d + x] * s->vectors[x * d + s->by_value[c].index];
-            sum += fabs(dot);
-        }
-        s->by_size[c] = (ranked){sum, c};
+    memset(s->sum, 0, (size_t)d * sizeof *s->sum);
+    for (int64_t r = 0; r < n; r++) {
+        mean_query(heads, q + r * ld, h, s->mean);
+        memset(s->channel, 0, (size_t)d * sizeof *s->channel);
+        for (int64_t x = 0; x < d; x++)
+            for (int64_t i = 0; i < d; i++) s->channel[i] += s->mean[x] * s->vectors[x * d + i];
+        for (int64_t i = 0; i < d; i++) s->sum[i] += fabs(s->channel[i]);
     }
+    for (int64_t c = 0; c < d; c++) s->by_size[c] = (ranked){s->sum[s->by_value[c].index], c};
     qsort(s->by_size, (size_t)d, sizeof *s->by_size, larger_first);
     qsort(s->by_size, SP_INFINIGEN_CHANNELS, sizeof *s->by_size, lower_first);
     for (int64_t x = 0; x < d; x++)
@@ -109,7 +114,9 @@ sp_status sp_infinigen_projection(const sp_heads *heads, const float *q, int64_t
     if (d < SP_INFINIGEN_CHANNELS)
         return sp_error(SP_ENVIRONMENT, "heads of %lld have no %d channels to choose", (long long)d,
                         SP_INFINIGEN_CHANNELS);
-    SP_GO(sp_alloc(&s.mean, n * d, sizeof(double), "mean queries"));
+    SP_GO(sp_alloc(&s.mean, d, sizeof(double), "a mean query"));
+    SP_GO(sp_alloc(&s.channel, d, sizeof(double), "channels"));
+    SP_GO(sp_alloc(&s.sum, d, sizeof(double), "channels"));
     SP_GO(sp_alloc(&s.square, d * d, sizeof(double), "a Gram matrix"));
     SP_GO(sp_alloc(&s.vectors, d * d, sizeof(double), "eigenvectors"));
     SP_GO(sp_alloc(&s.by_value, d, sizeof(ranked), "channels"));
@@ -120,6 +127,8 @@ done:
     free(s.mean);
     free(s.square);
     free(s.vectors);
+    free(s.channel);
+    free(s.sum);
     free(s.by_value);
     free(s.by_size);
     return st;

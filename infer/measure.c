@@ -105,15 +105,15 @@ static sp_status timed(const sp_decode_measurement *m, sp_infer *e, bool copies,
 }
 
 // Projections of InfiniGen: speed does not depend on their values.
-static sp_status some_projections(sp_infer *e, const sp_model_desc *d) {
+static sp_status some_projections(sp_infer *e, const sp_model_desc *d, int64_t batch) {
     int64_t n = d->heads.kv_heads * d->heads.head_dim * 32;
     float *p;
     SP_TRY(sp_alloc(&p, n, sizeof *p, "projections"));
     uint64_t state = 3;
     for (int64_t i = 0; i < n; i++) p[i] = (float)(sp_uniform(&state) - 0.5) * 0.1f;
     sp_status st = SP_OK;
-    for (int64_t l = 0; l < d->layers && st == SP_OK; l++)
-        st = sp_decode_set_projection(sp_infer_decode(e), l, p);
+    for (int64_t i = 0; i < d->layers * batch && st == SP_OK; i++)
+        st = sp_decode_set_projection(sp_infer_decode(e), i / batch, i % batch, p);
     free(p);
     return st;
 }
@@ -122,7 +122,7 @@ static sp_status prepare(const sp_decode_measurement *m, sp_infer *e) {
     const sp_model_desc *d = m->engine.model->desc;
     uint64_t state = 1;
     SP_TRY(sp_decode_randomise(sp_infer_decode(e), 7));
-    if (m->engine.mode == SP_MODE_INFINIGEN) SP_TRY(some_projections(e, d));
+    if (m->engine.mode == SP_MODE_INFINIGEN) SP_TRY(some_projections(e, d, m->engine.batch));
     for (int64_t b = 0; b < m->engine.batch; b++) {
         int32_t token = (int32_t)(sp_splitmix64(&state) % (uint64_t)d->vocab);
         SP_TRY(sp_infer_start(e, b, m->context, token));

@@ -153,10 +153,11 @@ sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
 sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected);
 
 // InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d])
-// times the layer's projection, rounded once.
+// times the projection of the layer and sequence, rounded once.
 sp_status sp_decode_project_queries(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor projected);
-// The projections of a layer, host fp32 [Hkv][d][channels].
-sp_status sp_decode_set_projection(sp_decode *d, int64_t layer, const float *projection);
+// The projections of a layer for one sequence, host fp32 [Hkv][d][channels]; before its keys are
+// put.
+sp_status sp_decode_set_projection(sp_decode *d, int64_t layer, int64_t b, const float *projection);
 
 // Starts the copies of the layer's queue: on the main stream, or `ahead` on the side stream.
 sp_status sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead);

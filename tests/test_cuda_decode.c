@@ -11,7 +11,6 @@
 
 #if SPARDA_HAVE_CUDA
 #include "common/util.h"
-#include "infer/infinigen.h"
 #include "kernels/backend.h"
 #include "kernels/decode.h"
 
@@ -572,55 +571,65 @@ static void linear_layers(void **state) {
     close_fixture(&f);
 }
 
-// On an orthogonal basis nothing is lost: with as many channels as dimensions dot products would
-// stay. Queries that lie in a plane of 32 dimensions must be found exactly.
-static void infinigen_basis(void **state) {
+// InfiniGen's proxy: every sequence's queries and keys on its own channels.
+static void partial_keys_and_queries(void **state) {
     (void)state;
-    const sp_heads heads = {4, 2, 64};
-    enum { ROWS = 100, D = 64, KEEP = 32 };
-    float *q = malloc(ROWS * 4 * D * sizeof *q), *p = malloc(2 * D * KEEP * sizeof *p),
-          plane[2][KEEP][D];
-    for (int h = 0; h < 2; h++)
-        for (int c = 0; c < KEEP; c++)
-            for (int x = 0; x < D; x++) plane[h][c][x] = normal();
-    for (int r = 0; r < ROWS; r++)
-        for (int g = 0; g < 4; g++)
-            for (int x = 0; x < D; x++) q[(r * 4 + g) * D + x] = 0;
-    for (int r = 0; r < ROWS; r++)
-        for (int g = 0; g < 4; g++)
-            for (int c = 0; c < KEEP; c++) {
-                float a = normal();
-                for (int x = 0; x < D; x++) q[(r * 4 + g) * D + x] += a * plane[g / 2][c][x];
-            }
-    assert_ok(sp_infinigen_projection(&heads, q, ROWS, p));
-    for (int h = 0; h < 2; h++) {
-        for (int a = 0; a < KEEP; a++) // orthonormal
-            for (int b = 0; b < KEEP; b++) {
-                double sum = 0;
-                for (int x = 0; x < D; x++)
-                    sum += (double)p[(h * D + x) * KEEP + a] * p[(h * D + x) * KEEP + b];
-                assert_true(fabs(sum - (a == b)) < 1e-5);
-            }
-        for (int r = 0; r < ROWS; r++) { // the query is what its channels say
-            const float *row = q + (r * 4 + 2 * h) * D;
-            double all = 0, kept = 0;
-            for (int x = 0; x < D; x++) all += (double)row[x] * row[x];
-            for (int c = 0; c < KEEP; c++) {
-                double sum = 0;
-                for (int x = 0; x < D; x++) sum += (double)row[x] * p[(h * D + x) * KEEP + c];
-                kept += sum * sum;
-            }
-            assert_true(fabs(kept - all) < 1e-4 * all);
+    enum { ROWS = 40, CH = 32 };
+    for (int i = 0; i < 3; i += 2) {
+        fixture f = open_fixture(&shapes[i], SP_TRANSFER_KERNEL);
+        const int64_t d = f.c->heads.head_dim, H = f.c->heads.kv_heads, l = LAYERS - 1;
+        const int64_t G = f.c->heads.q_heads / H, n = H * d * CH;
+        float *projection[BATCH], *q, *k[BATCH], *got = malloc((size_t)(ROWS * H * CH) * 4);
+        sp_tensor queries = random_tensor(BATCH, f.q_cols, 1, &q), projected;
+        assert_ok(sp_tensor_alloc(gpu, SP_BF16, BATCH, H * CH, "projected", &projected));
+        for (int64_t b = 0; b < BATCH; b++) {
+            projection[b] = malloc((size_t)n * sizeof(float));
+            for (int64_t e = 0; e < n; e++) projection[b][e] = 0.1f * normal();
+            assert_ok(sp_decode_set_projection(f.d, l, b, projection[b]));
         }
+        assert_ok(sp_decode_project_queries(f.d, l, queries, projected));
+        for (int64_t b = 0; b < BATCH; b++) {
+            sp_tensor keys = random_tensor(ROWS, f.kv_cols, 1, &k[b]);
+            assert_ok(sp_decode_put(f.d, l, b, 0, keys, keys, SP_NO_TENSOR));
+            assert_ok(sp_decode_set(f.d, b, ROWS, 0)); // waits for what was put
+            assert_ok(sp_download(sp_tensor_rows(sp_decode_partial(f.d, l, b), 0, ROWS), got));
+            for (int64_t e = 0; e < ROWS * H * CH; e++) {
+                int64_t c = e % CH, h = e / CH % H, r = e / CH / H;
+                const float *key = k[b] + r * f.kv_cols + h * d;
+                double want = 0, size = 0;
+                for (int64_t x = 0; x < d; x++) {
+                    double y = (double)key[x] * projection[b][(h * d + x) * CH + c];
+                    want += y;
+                    size += fabs(y);
+                }
+                assert_true(fabs(got[e] - want) <= 0x1p-8 * fabs(want) + 0x1p-16 * size);
+            }
+            sp_tensor_free(&keys);
+        }
+        assert_ok(sp_download(projected, got));
+        for (int64_t e = 0; e < BATCH * H * CH; e++) {
+            int64_t c = e % CH, h = e / CH % H, b = e / CH / H;
+            double want = 0, size = 0;
+            for (int64_t x = 0; x < G * d; x++) {
+                double y = (double)q[b * f.q_cols + h * G * d + x] *
+                           projection[b][(h * d + x % d) * CH + c];
+                want += y;
+                size += fabs(y);
+            }
+            assert_true(fabs(got[e] - want) <= 0x1p-8 * fabs(want) + 0x1p-16 * size);
+        }
+        for (int64_t b = 0; b < BATCH; b++) free(projection[b]), free(k[b]);
+        free(q), free(got);
+        sp_tensor_free(&queries), sp_tensor_free(&projected);
+        close_fixture(&f);
     }
-    free(q), free(p);
 }
 
 static int run_all(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_layers),        cmocka_unit_test(selection_and_slots),
         cmocka_unit_test(two_stages),           cmocka_unit_test(every_transfer),
-        cmocka_unit_test(attention_over_slots), cmocka_unit_test(infinigen_basis),
+        cmocka_unit_test(attention_over_slots), cmocka_unit_test(partial_keys_and_queries),
     };
     assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

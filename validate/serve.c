@@ -29,25 +29,24 @@ sp_status sp_engine_hand_over(const sp_engine *from, sp_infer *to, int64_t seq, 
     return sp_infer_start(to, seq, T, next);
 }
 
-// InfiniGen's bases, from the queries of a dense prefill of the prompt; the batch shares those of
-// its first sequence, as partial keys must not change later.
+// InfiniGen's bases of a sequence, from the queries of a dense prefill of its prompt.
 typedef struct bases {
     sp_infer *e;
     const sp_model_desc *d;
+    int64_t seq;
 } bases;
 
 static sp_status set_basis(void *user, const sp_engine_layer *layer) {
-    enum { MOST_ROWS = 2048 };
     bases *b = user;
-    int64_t d = b->d->heads.head_dim, n = layer->n < MOST_ROWS ? layer->n : MOST_ROWS;
+    int64_t d = b->d->heads.head_dim, n = layer->n;
     float *q = NULL, *projection = NULL;
     sp_status st = SP_OK;
     SP_GO(sp_alloc(&q, n * layer->q.cols, sizeof *q, "queries"));
     SP_GO(sp_alloc(&projection, b->d->heads.kv_heads * d * SP_INFINIGEN_CHANNELS,
                    sizeof *projection, "projections"));
-    SP_GO(sp_download(sp_tensor_rows(layer->q, layer->n - n, n), q));
+    SP_GO(sp_download(sp_tensor_rows(layer->q, 0, n), q));
     SP_GO(sp_infinigen_projection(&b->d->heads, q, n, projection));
-    SP_GO(sp_decode_set_projection(sp_infer_decode(b->e), layer->layer, projection));
+    SP_GO(sp_decode_set_projection(sp_infer_decode(b->e), layer->layer, b->seq, projection));
 done:
     free(q);
     free(projection);
@@ -66,12 +65,11 @@ static sp_status prefill_simply(const sp_serve_args *a, sp_infer *e, int64_t seq
                                            .max_append = p->n,
                                            .allow_longer = a->engine.allow_longer},
                          &slow));
-    bases b = {e, m->desc};
+    bases b = {e, m->desc, seq};
     sp_engine_run r = {.selector = sp_infer_prefill_selector(a->engine.mode),
                        .forecast = a->engine.forecast};
     if (a->engine.mode == SP_MODE_INFINIGEN)
-        r = (sp_engine_run){
-            .selector = SP_SELECT_DENSE, .probe = seq == 0 ? set_basis : NULL, .user = &b};
+        r = (sp_engine_run){.selector = SP_SELECT_DENSE, .probe = set_basis, .user = &b};
     SP_GO(sp_engine_start(slow, &r));
     SP_GO(sp_engine_append(slow, p->tokens, p->n, 1));
     SP_GO(sp_alloc(&logits, m->desc->vocab, sizeof *logits, "logits"));

@@ -34,7 +34,7 @@ struct Layer {
     int64_t stride;      // slots of a pair: C, or NB if resident
     bf16 *keys;          // compressed [B][n_w][Hkv*d]
     bf16 *partial;       // [B][NB*bs][Hkv*channels] or NULL
-    float *projection;   // [Hkv][d][channels] or NULL
+    float *projection;   // [B][Hkv][d][channels] or NULL
     float *importance;   // of the blocks [pairs][NB], pooled over windows as scores are, or NULL
     int32_t *slot_block; // [pairs][C], -1 none
     int32_t *block_slot; // [pairs][NB], -1 not here
@@ -162,7 +162,7 @@ __host__ __device__ __forceinline__ uint64_t checksum_word(uint64_t word, uint64
 // One channel of one key of a sequence (decode_partial.cu).
 __device__ __forceinline__ void project_key(const Shape &s, const Layer &l, int b, int h, int c,
                                             int64_t position, const bf16 *key) {
-    const float *m = l.projection + (int64_t)h * s.d * 32 + c;
+    const float *m = l.projection + ((int64_t)b * s.kv_heads + h) * s.d * 32 + c;
     float y = 0;
     for (int x = 0; x < s.d; x++) y += __bfloat162float(key[x]) * m[x * 32];
     l.partial[(((int64_t)b * s.blocks * s.block + position) * s.kv_heads + h) * 32 + c] =

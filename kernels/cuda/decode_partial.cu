@@ -12,7 +12,7 @@ __global__ void __launch_bounds__(32)
                            int64_t out_ld) {
     int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads, c = threadIdx.x;
     const bf16 *row = q + b * q_ld + (int64_t)h * s.group * s.d;
-    const float *m = l.projection + (int64_t)h * s.d * CHANNELS + c;
+    const float *m = l.projection + (int64_t)p * s.d * CHANNELS + c;
     float y = 0;
     for (int x = 0; x < s.d; x++) {
         float sum = 0;
@@ -45,13 +45,13 @@ sp_status decode::project_keys(sp_decode *d, int64_t layer, int64_t b, int64_t p
     return SP_OK;
 }
 
-OP sp_decode_set_projection(sp_decode *d, int64_t layer, const float *projection) {
+OP sp_decode_set_projection(sp_decode *d, int64_t layer, int64_t b, const float *projection) {
     const Layer &l = layer_of(d, layer);
+    const int64_t n = (int64_t)d->shape.kv_heads * d->shape.d * CHANNELS;
     if (!l.projection)
         return sp_error(SP_ENVIRONMENT, "this decode engine was opened without partial keys");
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
-    CUDA_TRY(cudaMemcpy(l.projection, projection,
-                        (size_t)(d->shape.kv_heads * d->shape.d * CHANNELS) * 4,
+    CUDA_TRY(cudaMemcpy(l.projection + b * n, projection, (size_t)n * sizeof *projection,
                         cudaMemcpyHostToDevice));
     return SP_OK;
 }

@@ -52,7 +52,7 @@ static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
     z.whole = pairs * s.blocks * s.unit * 2;
     z.keys = (int64_t)s.batch * s.windows * s.kv_heads * s.d * 2;
     z.partial = (int64_t)s.batch * s.blocks * s.block * s.kv_heads * a->channels * 2;
-    z.projection = s.kv_heads * s.d * a->channels * 4;
+    z.projection = pairs * s.d * a->channels * 4;
     z.slot_map = pairs * s.slots * 4;
     z.block_map = pairs * s.blocks * 4;
     z.list = pairs * s.k * 4;
