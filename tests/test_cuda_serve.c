@@ -173,6 +173,25 @@ static void ways_of_serving(void **state) {
     for (int i = 0; i < 10; i++) sp_serve_free(all[i]);
 }
 
+// What a server does all day: copies ahead, step after step; the same bits as without copies, and
+// no byte more at the end (memory_stays looks at all runs).
+static void a_thousand_steps(void **state) {
+    (void)state;
+    const int64_t steps = small ? 8 : 1000;
+    sp_serve_args a =
+        serving(SP_MODE_FORECAST_RESIDENT, SP_TRANSFER_KERNEL, 0, false, false, steps, NULL);
+    a.engine.max_tokens = 2 * MAX_TOKENS;
+    a.check_copies = false;
+    sp_serve_run home = run_checked(&a);
+    a.engine.mode = SP_MODE_SPARDA;
+    sp_serve_run ahead = run_checked(&a);
+    assert_same("copied a layer ahead, many steps", &home, &ahead, false);
+    printf("    growth: host %lld bytes, device %lld\n", (long long)ahead.growth_host,
+           (long long)ahead.growth_device);
+    sp_serve_free(&home);
+    sp_serve_free(&ahead);
+}
+
 // Logits of the CPU engine for the same tokens, [steps][PROMPTS][V].
 static float *cpu_logits(sp_backend *be, const sp_model *m, const sp_forecast_device *f,
                          sp_selector s, int64_t steps) {
@@ -276,14 +295,14 @@ static void memory_stays(void **state) {
 
 static int run_all(void) {
     const struct CMUnitTest of_base[] = {
-        cmocka_unit_test(ways_of_serving),
-        cmocka_unit_test(against_the_cpu_engine),
-        cmocka_unit_test(bad_input),
+        cmocka_unit_test(ways_of_serving),  cmocka_unit_test(against_the_cpu_engine),
+        cmocka_unit_test(a_thousand_steps), cmocka_unit_test(bad_input),
         cmocka_unit_test(memory_stays),
     };
     const struct CMUnitTest of_nosa[] = {
         cmocka_unit_test(ways_of_serving),
         cmocka_unit_test(against_the_cpu_engine),
+        cmocka_unit_test(a_thousand_steps),
         cmocka_unit_test(memory_stays),
     };
     assert_ok(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &gpu));
