@@ -11,17 +11,17 @@
 
 typedef struct mode {
     const char *name;
-    bool offloads, forecasts, original;
+    bool offloads, forecasts, original, ahead;
 } mode;
 
 static const mode modes[SP_MODES] = {
-    [SP_MODE_DENSE] = {"dense", false, false, false},
-    [SP_MODE_SPARSE_RESIDENT] = {"sparse-resident", false, false, true},
-    [SP_MODE_SPARSE_OFFLOAD] = {"sparse-offload", true, false, true},
-    [SP_MODE_FORECAST_RESIDENT] = {"forecast-resident", false, true, false},
-    [SP_MODE_FORECAST_INLINE] = {"forecast-inline", true, true, false},
-    [SP_MODE_SPARDA] = {"sparda", true, true, false},
-    [SP_MODE_INFINIGEN] = {"infinigen", true, false, true},
+    [SP_MODE_DENSE] = {"dense", false, false, false, false},
+    [SP_MODE_SPARSE_RESIDENT] = {"sparse-resident", false, false, true, false},
+    [SP_MODE_SPARSE_OFFLOAD] = {"sparse-offload", true, false, true, false},
+    [SP_MODE_FORECAST_RESIDENT] = {"forecast-resident", false, true, false, false},
+    [SP_MODE_FORECAST_INLINE] = {"forecast-inline", true, true, false, false},
+    [SP_MODE_SPARDA] = {"sparda", true, true, false, true},
+    [SP_MODE_INFINIGEN] = {"infinigen", true, false, true, true},
 };
 
 const char *sp_infer_mode_name(sp_infer_mode m) {
@@ -46,8 +46,8 @@ int64_t sp_infer_unit_bytes(const sp_model_desc *d) {
     return 4 * sp_model_selection(d, true).block * (d->heads.head_dim + (d->cis ? 1 : 0));
 }
 
-bool sp_infer_ahead(const sp_infer *e) {
-    return e->a.mode == SP_MODE_SPARDA || e->a.mode == SP_MODE_INFINIGEN;
+bool sp_infer_mode_ahead(sp_infer_mode m) {
+    return modes[m].ahead;
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
         .home_layers = a->home_layers,
         .transfer = a->transfer == SP_TRANSFER_AUTO ? SP_TRANSFER_KERNEL : a->transfer,
         .ctas = a->ctas ? a->ctas : 16,
-        .ahead = a->mode == SP_MODE_SPARDA || a->mode == SP_MODE_INFINIGEN,
+        .ahead = modes[a->mode].ahead,
         .original = modes[a->mode].original,
         .channels = a->mode == SP_MODE_INFINIGEN ? SP_INFINIGEN_CHANNELS : 0,
     };

@@ -37,6 +37,7 @@ const char *sp_infer_mode_name(sp_infer_mode m);     // "dense", "sparse-residen
 sp_infer_mode sp_infer_mode_named(const char *name); // SP_MODES if none
 bool sp_infer_mode_offloads(sp_infer_mode m);
 bool sp_infer_mode_forecasts(sp_infer_mode m); // needs Forecast weights
+bool sp_infer_mode_ahead(sp_infer_mode m);     // blocks of a layer are chosen during the one before
 
 // Bytes that travel for one block of one key head: bf16 keys and values [2][bs][d], and fp32
 // importance [bs] where the model has it (2.1).

@@ -44,10 +44,6 @@ static double bytes_of(sp_tensor t) {
     return (double)(t.rows * t.cols * sp_dtype_size(t.dtype));
 }
 
-static bool copies_ahead(sp_infer_mode m) {
-    return m == SP_MODE_SPARDA || m == SP_MODE_INFINIGEN;
-}
-
 static void set_limits(const sp_decode_measurement *m, sp_decode_speed *out) {
     const sp_model *model = m->engine.model;
     const sp_model_desc *d = model->desc;
@@ -69,8 +65,8 @@ static void set_limits(const sp_decode_measurement *m, sp_decode_speed *out) {
     out->head_ms = bytes_of(model->head) / m->ceilings.device_gbps * 1e-6;
     out->t_min_ms =
         sp_infer_mode_offloads(mode) ? out->units_missed * unit / m->ceilings.link_gbps * 1e-6 : 0;
-    double each =
-        copies_ahead(mode) ? fmax(out->e_min_ms, out->t_min_ms) : out->e_min_ms + out->t_min_ms;
+    double each = sp_infer_mode_ahead(mode) ? fmax(out->e_min_ms, out->t_min_ms)
+                                            : out->e_min_ms + out->t_min_ms;
     out->roofline_ms = out->head_ms + out->e_min_ms + (L - 1) * each;
 }
 
@@ -132,7 +128,7 @@ static sp_status prepare(const sp_decode_measurement *m, sp_infer *e) {
 
 sp_status sp_measure_decode(const sp_decode_measurement *m, sp_decode_speed *out) {
     sp_infer_args a = m->engine;
-    bool ahead = copies_ahead(a.mode);
+    bool ahead = sp_infer_mode_ahead(a.mode);
     sp_infer *e = NULL;
     double *ms = NULL;
     sp_status st = SP_OK;

@@ -29,6 +29,5 @@ struct sp_infer {
 
 // One token through all layers, on the streams of e->d.
 sp_status sp_infer_issue_step(sp_infer *e);
-bool sp_infer_ahead(const sp_infer *e); // blocks of a layer are chosen during the one before
 
 #endif

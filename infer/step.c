@@ -39,7 +39,7 @@ static sp_status rotate(sp_infer *e, sp_tensor x) {
 static bool appends_early(const sp_infer *e, int64_t l) {
     if (e->m->desc->cis) return false; // the importance of keys comes with them, after v
     bool resident = !sp_infer_mode_offloads(e->a.mode) || (l == 0 && !e->a.offload_layer0);
-    return resident || (sp_infer_ahead(e) && l > 0);
+    return resident || (sp_infer_mode_ahead(e->a.mode) && l > 0);
 }
 
 // q, k, v of layer l, and the Forecast for layer l+1, all from the normed input e->x.
@@ -88,7 +88,7 @@ static sp_status choose_ahead(sp_infer *e, int64_t l) {
 }
 
 static sp_status attention(sp_infer *e, int64_t l) {
-    bool ahead = sp_infer_ahead(e), dense = e->a.mode == SP_MODE_DENSE;
+    bool ahead = sp_infer_mode_ahead(e->a.mode), dense = e->a.mode == SP_MODE_DENSE;
     SP_TRY(project(e, l));
     SP_TRY(sp_decode_note(e->d, l, SP_AT_CHOOSE));
     if (ahead)

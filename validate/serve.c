@@ -44,7 +44,7 @@ static sp_status set_basis(void *user, const sp_engine_layer *layer) {
     SP_GO(sp_alloc(&q, n * layer->q.cols, sizeof *q, "queries"));
     SP_GO(sp_alloc(&projection, b->d->heads.kv_heads * d * SP_INFINIGEN_CHANNELS,
                    sizeof *projection, "projections"));
-    SP_GO(sp_download(sp_tensor_rows(layer->q, 0, n), q));
+    SP_GO(sp_download(layer->q, q));
     SP_GO(sp_infinigen_projection(&b->d->heads, q, n, projection));
     SP_GO(sp_decode_set_projection(sp_infer_decode(b->e), layer->layer, b->seq, projection));
 done:
