@@ -69,7 +69,9 @@ static sp_decode_args decode_args(const sp_infer_args *a) {
                                              : 1,
         .home_layers = a->home_layers,
         .transfer = a->transfer == SP_TRANSFER_AUTO ? SP_TRANSFER_KERNEL : a->transfer,
-        .ctas = a->ctas ? a->ctas : 16,
+        .ctas = a->ctas                               ? a->ctas
+                : a->transfer == SP_TRANSFER_RESIDENT ? 4
+                                                      : 16,
         .ahead = modes[a->mode].ahead,
         .original = modes[a->mode].original,
         .channels = a->mode == SP_MODE_INFINIGEN ? SP_INFINIGEN_CHANNELS : 0,
@@ -223,6 +225,9 @@ static sp_status check(const sp_infer_args *a) {
         return sp_error(SP_ENVIRONMENT,
                         "mode %s without Forecast weights of a model with %lld layers",
                         sp_infer_mode_name(a->mode), (long long)d->layers);
+    if (a->no_graph && (a->transfer == SP_TRANSFER_RESIDENT || a->transfer == SP_TRANSFER_AUTO))
+        return sp_error(SP_BAD_INPUT, "transfer '%s' needs a captured step; choose another",
+                        sp_transfer_name(a->transfer));
     if (strcmp(sp_backend_name(a->model->backend), "cuda") != 0)
         return sp_error(SP_ENVIRONMENT, "this engine needs the CUDA backend; the model is on '%s'",
                         sp_backend_name(a->model->backend));

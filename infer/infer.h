@@ -53,9 +53,9 @@ typedef struct sp_infer_args {
     bool offload_layer0; // default: layer 0 is resident (2.6)
     bool allow_longer;   // than the model's max_position_embeddings
     sp_transfer_kind transfer;
-    int64_t ctas;        // of the transfer; 0 = by measurement (auto) or 16
+    int64_t ctas;        // of the transfer; 0 = by measurement (auto), 4 (resident) or 16
     int64_t home_layers; // speed tests: fewer homes than layers; 0 = one each
-    bool no_graph;       // launch operation by operation
+    bool no_graph;       // launch operation by operation; not with transfer auto or resident
     int64_t host_bytes;  // of pinned memory that may be used; 0 = what the system says is available
 } sp_infer_args;
 

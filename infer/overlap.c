@@ -9,6 +9,7 @@ sp_decode_parts sp_decode_parts_of(const double *trace, int64_t layers) {
     for (const double *t = trace; t < end; t += SP_MOMENTS) {
         p.linear += t[SP_AT_CHOOSE] - t[SP_AT_LAYER] + t[SP_AT_MLP] - t[SP_AT_ATTENDED];
         p.select += t[SP_AT_WAIT] - t[SP_AT_CHOOSE];
+        if (isfinite(t[SP_AT_CHOSEN])) p.select += t[SP_AT_CHOSEN] - t[SP_AT_AHEAD];
         p.wait += t[SP_AT_GO] - t[SP_AT_WAIT];
         p.attention += t[SP_AT_ATTENDED] - t[SP_AT_GO];
         p.mlp += t[SP_MOMENTS + SP_AT_LAYER] - t[SP_AT_MLP];

@@ -10,7 +10,8 @@
 // where kernels of an untraced step overlap, so the sum is more than ms_p50.
 typedef struct sp_decode_parts {
     double linear; // norm, projections with rotation and appending, output projection
-    double select; // scores, lists, slots; also appending where it comes after choosing
+    double select; // scores, lists, slots, also those chosen ahead, beside the main stream; and
+                   // appending where it comes after choosing
     double wait;   // for copies that run ahead; else the copies themselves
     double attention;
     double mlp;   // its norm included

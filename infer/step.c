@@ -1,10 +1,12 @@
 // One decode step: which operation runs when, on which stream (inference.md 2.2).
 //
-//   main  | QKVF(l) append(l) choose(l+1)|R  wait D(l) | attend(l) O MLP | QKVF(l+1) ...
-//   copy  |     ...copy(l)...   D(l)|      R -> copy(l+1) ------------------> D(l+1)|
+//   main  | QKVF(l) append(l) |R  wait D(l) | attend(l) O MLP | wait C(l+1) QKVF(l+1) append(l+1)
+//   ... side  |  ...copy(l)...   D(l)| side  |                   R -> choose(l+1) C(l+1) copy(l+1)
+//   -------------------------> D(l+1)|
 //
-// Layer l's own list, and with it the slot of a block that begins with this token, was made during
-// layer l-1; so keys are appended in the launch that rotates them.
+// Choosing ahead costs the main stream nothing: the two sides take even and odd layers. Layer l's
+// own list, and with it the slot of a block that begins with this token, was made during layer l-1;
+// so keys are appended in the launch that rotates them.
 #include "infer/private.h"
 
 #include "common/util.h"
@@ -69,7 +71,7 @@ static sp_status project(sp_infer *e, int64_t l) {
 // Blocks of layer l when it is its turn.
 static sp_status choose_now(sp_infer *e, int64_t l) {
     if (sp_infer_mode_forecasts(e->a.mode))
-        return sp_decode_select_forecast(e->d, l, forecast(e, l));
+        return sp_decode_select_forecast(e->d, l, forecast(e, l), false);
     // its queries see the newest window
     if (!appends_early(e, l)) SP_TRY(sp_decode_compress(e->d, l, keys(e, l)));
     return sp_decode_select_original(e->d, l, queries(e, l));
@@ -79,9 +81,9 @@ static sp_status choose_now(sp_infer *e, int64_t l) {
 static sp_status choose_ahead(sp_infer *e, int64_t l) {
     if (l + 1 < e->m->desc->layers) {
         if (e->a.mode == SP_MODE_INFINIGEN)
-            SP_TRY(sp_decode_select_partial(e->d, l + 1, e->projected));
+            SP_TRY(sp_decode_select_partial(e->d, l + 1, e->projected, true));
         else
-            SP_TRY(sp_decode_select_forecast(e->d, l + 1, forecast(e, l + 1)));
+            SP_TRY(sp_decode_select_forecast(e->d, l + 1, forecast(e, l + 1), true));
         SP_TRY(sp_decode_transfer(e->d, l + 1, true));
     }
     return l == 0 ? choose_now(e, 0) : SP_OK;
@@ -120,6 +122,7 @@ sp_status sp_infer_issue_step(sp_infer *e) {
     for (int64_t l = 0; l < d->layers; l++) {
         const sp_layer_weights *w = &m->layer[l];
         SP_TRY(sp_decode_note(e->d, l, SP_AT_LAYER));
+        if (l > 0 && sp_infer_mode_ahead(e->a.mode)) SP_TRY(sp_decode_select_wait(e->d, l));
         SP_TRY(sp_rmsnorm(e->h, w->attn_norm, d->norm_eps, e->x));
         SP_TRY(attention(e, l));
         SP_TRY(sp_decode_linear_residual(e->d, e->attn, w->o, factor, e->branch, e->h));

@@ -19,15 +19,18 @@
 // A resident layer has no home: its slots are its blocks (C = NB, slot of a block = its number), in
 // device memory; nothing is ever copied.
 //
-// Streams: operations run on the backend's stream in the order of their calls, except
-// sp_decode_transfer with `ahead`, which runs on the side stream after everything issued before it,
-// and which sp_decode_transfer_wait makes the main stream wait for. Calls between
-// sp_decode_capture_begin and _end are recorded instead of run.
+// Streams: operations run on the backend's stream in the order of their calls, except those with
+// `ahead`: a selection runs on a side stream after everything issued before it, the transfer of its
+// layer on the same stream after it. sp_decode_select_wait and sp_decode_transfer_wait make the
+// main stream wait for them. There are two side streams, of even and of odd layers, so that copies
+// of a layer begin while those of the layer before end. Calls between sp_decode_capture_begin and
+// _end are recorded instead of run.
 //
 // Order of one layer's calls (hazards H1 to H7 of inference.md 2.3):
 //   select (fills list, slot list, queue; the tail's new block gets a slot) -> append -> attend;
 //   transfer between select and attend. compress (if the selector reads the newest window) before
-//   select, else with append.
+//   select, else with append. Ahead: select, transfer, ..., select_wait before append and before
+//   what the selection read is written again, transfer_wait before attend.
 // Slot assignment is deterministic: hits keep their slot; misses in ascending block order take the
 // least recently used slots, lower slot first among equals, in ascending slot order. The block of
 // the present position needs no copy. Nothing that the present list names is evicted.
@@ -40,10 +43,10 @@ typedef struct sp_decode sp_decode;
 
 // How units get from home to slots (inference.md 3.4).
 typedef enum sp_transfer_kind {
-    SP_TRANSFER_AUTO,     // KERNEL, its thread blocks measured when the engine opens
+    SP_TRANSFER_AUTO,     // what sp_transfer_choose finds when the engine opens
     SP_TRANSFER_KERNEL,   // T1: a few thread blocks take tickets from a queue
     SP_TRANSFER_WIDE,     // T0: as many thread blocks as units
-    SP_TRANSFER_RESIDENT, // T2: one launch a step, waits for each layer's queue
+    SP_TRANSFER_RESIDENT, // T2: one launch a step, waits for each layer's queue; T3 if it can
     SP_TRANSFER_BULK,     // T3: bulk asynchronous copies through shared memory
     SP_TRANSFER_BATCH,    // T4: cudaMemcpyBatchAsync; the host reads the queue, no graph
     SP_TRANSFER_LOOP,     // T5: one cudaMemcpyAsync a unit; the host reads the queue, no graph
@@ -69,7 +72,7 @@ typedef struct sp_decode_args {
                          // Fewer than there are is for speed tests only
     sp_transfer_kind transfer; // not AUTO
     int64_t ctas;              // thread blocks of the transfer kernels
-    bool ahead;                // copies will run beside the step (sp_decode_transfer `ahead`)
+    bool ahead;                // copies will run beside the step
     bool original;             // room for the original selector's logits
     int64_t channels; // of partial keys (InfiniGen), 0: none. 32 is what there is a kernel for
 } sp_decode_args;
@@ -148,9 +151,11 @@ sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v
 
 // Lists for `layer` at the present positions, then slots and queue. f [B, Hkv*d]; q [B, Hq*d];
 // projected [B, Hkv*channels]. Scores fp32; ties to the lower block.
-sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f);
+sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f, bool ahead);
 sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
-sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected);
+sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected, bool ahead);
+// What follows on the main stream finds the list and the slots of a selection ahead.
+sp_status sp_decode_select_wait(sp_decode *d, int64_t layer);
 
 // InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d])
 // times the projection of the layer and sequence, rounded once.
@@ -159,7 +164,7 @@ sp_status sp_decode_project_queries(sp_decode *d, int64_t layer, sp_tensor q, sp
 // put.
 sp_status sp_decode_set_projection(sp_decode *d, int64_t layer, int64_t b, const float *projection);
 
-// Starts the copies of the layer's queue: on the main stream, or `ahead` on the side stream.
+// Starts the copies of the layer's queue: on the main stream, or `ahead` after a selection ahead.
 sp_status sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead);
 sp_status sp_decode_transfer_wait(sp_decode *d, int64_t layer);
 
@@ -184,21 +189,23 @@ sp_status sp_decode_mark(sp_decode *d, int64_t index);
 sp_status sp_decode_elapsed(sp_decode *d, int64_t from, int64_t to, double *ms); // waits
 
 // Moments of a step, per layer, in the order of a layer of the main stream; then those of the
-// copies of the layer's blocks.
+// layer's side stream.
 typedef enum sp_decode_moment {
     SP_AT_LAYER,    // begins; in row `layers`: the last layer has ended
-    SP_AT_CHOOSE,   // its projections have; blocks are chosen, its own or the next layer's
+    SP_AT_CHOOSE,   // its projections have; its blocks are chosen, unless that happened ahead
     SP_AT_WAIT,     // its blocks are waited for, or copied
     SP_AT_GO,       // and there
     SP_AT_ATTENDED, // attention has ended
     SP_AT_MLP,      // its output projection has
     SP_AT_END,      // in row `layers` only: the step has ended
+    SP_AT_AHEAD,    // the layer's blocks are chosen ahead
+    SP_AT_CHOSEN,   // and are
     SP_AT_COPY,     // copies ahead begin
     SP_AT_COPIED,   // and end
     SP_MOMENTS
 } sp_decode_moment;
-// With a trace on, sp_decode_note makes a step note the device's clock here (copies note theirs by
-// themselves); else it does nothing. Turning it on or off changes what a graph must hold.
+// With a trace on, sp_decode_note makes a step note the device's clock here (side streams note
+// theirs by themselves); else it does nothing. Turning it on or off changes what a graph must hold.
 sp_status sp_decode_trace(sp_decode *d, bool on);
 sp_status sp_decode_note(sp_decode *d, int64_t layer, sp_decode_moment moment);
 // Milliseconds since the first note, of the last step, host [layers + 1][SP_MOMENTS]; NAN where
@@ -259,9 +266,9 @@ sp_status sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c,
                                 sp_transfer_result *out);
 double sp_transfer_bench_reference(const sp_transfer_bench *b); // GB/s of one 256 MiB copy
 void sp_transfer_bench_close(sp_transfer_bench *b);
-// What to use for lists of `units`, by measurement: the ticket kernel with the fewest thread blocks
-// that come within 3% of its best rate. `report`, if not NULL, receives a line for the run header;
-// the caller frees it.
+// What to use for lists of `units`, by measurement: RESIDENT with 4 thread blocks where the card
+// has bulk copies and they come within 3% of the best rate, else the ticket kernel with the fewest
+// that do. `report`, if not NULL, receives a line for the run header; the caller frees it.
 sp_status sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units,
                              sp_transfer_kind *kind, int64_t *ctas, char **report);
 

@@ -287,10 +287,10 @@ static void check_selection(const shape *c, source how, sp_transfer_kind kind, i
                            : how == ORIGINAL ? f.q_cols
                                              : c->heads.kv_heads * 32;
             sp_tensor t = random_tensor(BATCH, cols, equal ? 0 : 1, &x);
-            bool ahead = l == 1;
-            assert_ok(how == FORECAST   ? sp_decode_select_forecast(f.d, l, t)
+            bool ahead = l == 1 && how != ORIGINAL;
+            assert_ok(how == FORECAST   ? sp_decode_select_forecast(f.d, l, t, ahead)
                       : how == ORIGINAL ? sp_decode_select_original(f.d, l, t)
-                                        : sp_decode_select_partial(f.d, l, t));
+                                        : sp_decode_select_partial(f.d, l, t, ahead));
             assert_ok(sp_decode_transfer(f.d, l, ahead));
             if (ahead) assert_ok(sp_decode_transfer_wait(f.d, l));
             assert_ok(sp_decode_lists(f.d, l, blocks, slots));
@@ -411,7 +411,7 @@ static void two_stages(void **state) {
                 for (int64_t b = 0; b < BATCH; b++)
                     column[h * BATCH + b] = cis[b][h * c->max_tokens + c->tokens[b] + step];
             assert_ok(sp_upload(now, column));
-            assert_ok(sp_decode_select_forecast(f.d, 0, ft));
+            assert_ok(sp_decode_select_forecast(f.d, 0, ft, false));
             assert_ok(sp_decode_transfer(f.d, 0, false));
             // compressed keys stay those of the fixture
             assert_ok(sp_decode_append(f.d, 0, kt, kt, now, false));
@@ -482,7 +482,7 @@ static void attention_over_slots(void **state) {
         sp_tensor qt = random_tensor(BATCH, f.q_cols, 2, &q);
         assert_ok(sp_tensor_alloc(gpu, SP_BF16, BATCH, f.q_cols, "out", &out));
         assert_ok(sp_fill(out, NAN));
-        assert_ok(sp_decode_select_forecast(f.d, 0, ft));
+        assert_ok(sp_decode_select_forecast(f.d, 0, ft, false));
         assert_ok(sp_decode_transfer(f.d, 0, false));
         assert_ok(sp_decode_attend(f.d, 0, qt, out));
         assert_ok(sp_download(out, got));

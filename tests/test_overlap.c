@@ -13,17 +13,18 @@ static void parts_of_a_step(void **state) {
     static const struct {
         sp_decode_moment moment;
         double at[L];
-    } noted[] = {{SP_AT_LAYER, {0, 10}},  {SP_AT_CHOOSE, {2, 12}},   {SP_AT_WAIT, {3, 13.5}},
-                 {SP_AT_GO, {3, 15}},     {SP_AT_ATTENDED, {4, 16}}, {SP_AT_MLP, {5, 17}},
-                 {SP_AT_COPY, {NAN, 2.5}}};
+    } noted[] = {{SP_AT_LAYER, {0, 10}},  {SP_AT_CHOOSE, {2, 12}},    {SP_AT_WAIT, {3, 13.5}},
+                 {SP_AT_GO, {3, 15}},     {SP_AT_ATTENDED, {4, 16}},  {SP_AT_MLP, {5, 17}},
+                 {SP_AT_AHEAD, {NAN, 2}}, {SP_AT_CHOSEN, {NAN, 2.5}}, {SP_AT_COPY, {NAN, 2.5}}};
     for (size_t i = 0; i < sizeof noted / sizeof *noted; i++)
         for (int l = 0; l < L; l++) t[l * SP_MOMENTS + noted[i].moment] = noted[i].at[l];
     t[L * SP_MOMENTS + SP_AT_LAYER] = 20;
     t[L * SP_MOMENTS + SP_AT_END] = 24;
     sp_decode_parts p = sp_decode_parts_of(t, L);
-    assert_true(p.linear == (2 + 1) + (2 + 1) && p.select == 1 + 1.5 && p.wait == 0 + 1.5);
+    assert_true(p.linear == (2 + 1) + (2 + 1) && p.select == 1 + 1.5 + 0.5 && p.wait == 0 + 1.5);
     assert_true(p.attention == 1 + 1 && p.mlp == 5 + 3 && p.other == 4);
-    assert_true(p.linear + p.select + p.wait + p.attention + p.mlp + p.other == 24);
+    // all of it, and half a millisecond of choosing beside it
+    assert_true(p.linear + p.select + p.wait + p.attention + p.mlp + p.other == 24.5);
 }
 
 static void hidden_share(void **state) {

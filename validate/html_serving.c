@@ -129,16 +129,19 @@ static void timeline(sp_text *t, json_t *spans) {
         if (n == MAX_SPANS) break;
         const char *stream = sp_html_text_at(o, "stream"), *what = sp_html_text_at(o, "what");
         bool copy = strcmp(stream, "copy") == 0, wait = strcmp(what, "wait") == 0;
+        bool choice = strcmp(what, "choose") == 0;
         span[n] = (sp_span){.row = copy,
                             .from = sp_json_at(o, "start_ms"),
                             .to = sp_json_at(o, "end_ms"),
-                            .colour = wait   ? c_wait
-                                      : copy ? c_copy
-                                             : c_ours};
+                            .colour = wait     ? c_wait
+                                      : choice ? c_other
+                                      : copy   ? c_copy
+                                               : c_ours};
         snprintf(span[n].title, sizeof span[n].title, "layer %.0f, %s", sp_json_at(o, "layer"),
-                 wait   ? "waits for its blocks"
-                 : copy ? "its blocks are copied"
-                        : "computed");
+                 wait     ? "waits for its blocks"
+                 : choice ? "its blocks are chosen"
+                 : copy   ? "its blocks are copied"
+                          : "computed");
         n++;
     }
     if (!n) return;
@@ -146,10 +149,11 @@ static void timeline(sp_text *t, json_t *spans) {
     sp_chart_timeline(t, "Timeline of one decode step: computation and copies by layer", names,
                       ROWS, span, n, "ms");
     const sp_series key[] = {{"a layer is computed", c_ours, NULL, false},
-                             {"blocks of a layer are copied", c_copy, NULL, false},
+                             {"its blocks are chosen ahead", c_other, NULL, false},
+                             {"and copied", c_copy, NULL, false},
                              {"waits for blocks", c_wait, NULL, false}};
-    sp_chart_legend(t, key, 3);
-    sp_html_caption(t, "By the clock of the GPU, noted on both streams in a step that is not part "
+    sp_chart_legend(t, key, 4);
+    sp_html_caption(t, "By the clock of the GPU, noted on all streams in a step that is not part "
                        "of the other times.");
     sp_text_add(t, "</figure>");
 }

@@ -377,6 +377,7 @@ static void add_timeline(const speed_check *s) {
         add_span(spans, "compute", "run", l, t[SP_AT_LAYER], t[SP_AT_WAIT]);
         add_span(spans, "compute", "wait", l, t[SP_AT_WAIT], t[SP_AT_GO]);
         add_span(spans, "compute", "run", l, t[SP_AT_GO], t[SP_MOMENTS + SP_AT_LAYER]);
+        add_span(spans, "copy", "choose", l, t[SP_AT_AHEAD], t[SP_AT_CHOSEN]);
         add_span(spans, "copy", "run", l, t[SP_AT_COPY], t[SP_AT_COPIED]);
     }
 }

@@ -76,9 +76,9 @@ struct sp_decode {
     std::vector<std::pair<void *, int64_t>> device; // to be given back
     std::vector<std::pair<uint8_t *, int64_t>> pinned;
 
-    cudaStream_t side;
-    cudaEvent_t ready, sent[2];    // sent: the packed units of a put have left
-    std::vector<cudaEvent_t> done; // copies of a layer
+    cudaStream_t side[2];       // of even and of odd layers: what runs ahead of their turn
+    cudaEvent_t ready, sent[2]; // sent: the packed units of a put have left
+    std::vector<cudaEvent_t> chosen, done; // ahead: list and slots of a layer; its copies
     cudaGraphExec_t graph;
     bool capturing;
     std::vector<cudaEvent_t> mark;
@@ -86,9 +86,9 @@ struct sp_decode {
 
     int32_t *next;      // [B] device
     int32_t *staging;   // pinned, 4*B int32
-    float *scores;      // [pairs][NB]
+    float *scores;      // [2][pairs][NB], of even and of odd layers
     int32_t *order;     // [Hkv][NB] scratch of sp_decode_fill, with importance
-    uint32_t *arrived;  // [pairs] thread blocks of a selection that are done
+    uint32_t *arrived;  // [2][pairs] thread blocks of a selection that are done
     float *logits;      // [pairs][MAX_GROUP][windows] (original)
     float2 *parts;      // [pairs][chunks][MAX_GROUP] maximum and sum
     float *partial_out; // attention: [pairs][splits][MAX_GROUP][d]
@@ -116,6 +116,11 @@ static inline const Layer &layer_of(const sp_decode *d, int64_t l) {
 static inline bool resident(const Layer &l) {
     return l.home == NULL;
 }
+static inline cudaStream_t side_of(const sp_decode *d, int64_t layer) {
+    return d->side[layer & 1];
+}
+// The side streams, and a transfer that stays, have done all they were given.
+sp_status sides_done(const sp_decode *d);
 
 // transfer.cu
 sp_status transfer_open(sp_decode *d);
@@ -123,6 +128,7 @@ sp_status transfer_open(sp_decode *d);
 // thread blocks running at once leave them out.
 int transfer_multiprocessors(const sp_decode *d);
 void transfer_close(sp_decode *d);
+sp_status transfer_step_begins(sp_decode *d);
 void transfer_step_ends(sp_decode *d);
 
 // Shared memory of a selection (decode_select.cu).
@@ -142,6 +148,21 @@ sp_status project_keys(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_
 // Importance of a unit's tokens, behind its keys and values.
 __device__ __forceinline__ float *importance_of(const Shape &s, bf16 *unit) {
     return (float *)(unit + 2 * s.block * s.d);
+}
+
+// Nanoseconds, the same everywhere on the device; ticks once a microsecond or faster.
+__device__ __forceinline__ unsigned long long clock_now() {
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_release(uint32_t *p, uint32_t x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
 }
 
 __device__ __forceinline__ uint64_t mix64(uint64_t z) {

@@ -36,6 +36,7 @@ struct AttendArgs {
 template <int D> __global__ void __launch_bounds__(WARPS * 32) attend_kernel(AttendArgs a) {
     extern __shared__ __align__(128) uint8_t shared[];
     next_may_start();
+    wait_for_previous();
     const Shape &s = a.s;
     int p = blockIdx.y, b = p / s.kv_heads, h = p % s.kv_heads, pos = s.position[b];
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane / 4, t = lane % 4;
@@ -226,7 +227,8 @@ static sp_status attend(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor out,
     size_t shared = WARPS * STAGES * (s.d == 128 ? sizeof(Stage<128>) : sizeof(Stage<64>));
     CUDA_TRY(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
-    kernel<<<dim3((unsigned)pieces, (unsigned)s.pairs()), WARPS * 32, shared, d->c->stream>>>(a);
+    CUDA_TRY(launch_chained(d->c, kernel, dim3((unsigned)pieces, (unsigned)s.pairs()),
+                            dim3(WARPS * 32), shared, a));
     LAUNCHED("attend", "%d pairs, %d pieces", s.pairs(), pieces);
     CUDA_TRY(launch_chained(d->c, join_kernel, dim3((unsigned)(s.pairs() * s.group)),
                             dim3((unsigned)s.d), pieces * sizeof(float2), s, d->partial_out,

@@ -6,7 +6,7 @@ using namespace decode;
 // ---- graph --------------------------------------------------------------------------------------
 
 OP sp_decode_capture_begin(sp_decode *d) {
-    CUDA_TRY(cudaStreamSynchronize(d->side));
+    SP_TRY(sides_done(d));
     CUDA_TRY(cudaStreamBeginCapture(d->c->stream, cudaStreamCaptureModeRelaxed));
     d->capturing = true;
     return SP_OK;

@@ -541,7 +541,13 @@ __global__ void __launch_bounds__(THREADS)
 // ---- host ---------------------------------------------------------------------------------------
 
 static SelectArgs select_args(sp_decode *d, int64_t layer) {
-    return {d->shape, layer_of(d, layer), d->synthetic, (int)layer, d->scores, d->arrived};
+    int64_t pairs = d->shape.pairs(), odd = layer & 1; // two selections may run at once
+    return {d->shape,
+            layer_of(d, layer),
+            d->synthetic,
+            (int)layer,
+            d->scores + odd * pairs * d->shape.blocks,
+            d->arrived + odd * pairs};
 }
 
 template <class Kernel>
@@ -561,15 +567,40 @@ int decode::logit_parts(const Shape &s) {
     return (int)ceil_div(s.windows, LOGIT_WINDOWS);
 }
 
-OP sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f) {
+// A selection ahead of its turn goes to a side stream, after what the main stream has so far.
+static sp_status leave_main(sp_decode *d, int64_t layer) {
+    CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
+    CUDA_TRY(cudaStreamWaitEvent(side_of(d, layer), d->ready, 0));
+    return note(d, layer, SP_AT_AHEAD, side_of(d, layer));
+}
+static sp_status chosen(sp_decode *d, int64_t layer) {
+    SP_TRY(note(d, layer, SP_AT_CHOSEN, side_of(d, layer)));
+    CUDA_TRY(cudaEventRecord(d->chosen[(size_t)layer], side_of(d, layer)));
+    return SP_OK;
+}
+
+OP sp_decode_select_wait(sp_decode *d, int64_t layer) {
+    CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->chosen[(size_t)layer], 0));
+    return SP_OK;
+}
+
+OP sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f, bool ahead) {
     auto kernel = d->shape.d == 128 ? select_forecast_kernel<128> : select_forecast_kernel<64>;
     dim3 grid;
     size_t shared;
     SP_TRY(prepare(d, kernel, &grid, &shared));
-    CUDA_TRY(launch_chained(d->c, kernel, grid, dim3(THREADS), shared, select_args(d, layer),
-                            (const bf16 *)f.data, f.ld));
-    LAUNCHED("select_forecast", "%d pairs, %d blocks", d->shape.pairs(), d->shape.blocks);
-    return SP_OK;
+    SelectArgs a = select_args(d, layer);
+    const bf16 *x = (const bf16 *)f.data;
+    if (!ahead) {
+        CUDA_TRY(launch_chained(d->c, kernel, grid, dim3(THREADS), shared, a, x, f.ld));
+        LAUNCHED("select_forecast", "%d pairs, %d blocks", d->shape.pairs(), d->shape.blocks);
+        return SP_OK;
+    }
+    SP_TRY(leave_main(d, layer));
+    CUDA_TRY(share_most(kernel));
+    kernel<<<grid, THREADS, shared, side_of(d, layer)>>>(a, x, f.ld);
+    LAUNCHED("select_forecast", "%d pairs, %d blocks, ahead", d->shape.pairs(), d->shape.blocks);
+    return chosen(d, layer);
 }
 
 OP sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q) {
@@ -590,12 +621,14 @@ OP sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q) {
     return SP_OK;
 }
 
-OP sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected) {
+OP sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected, bool ahead) {
     dim3 grid;
     size_t shared;
     SP_TRY(prepare(d, select_partial_kernel, &grid, &shared));
-    select_partial_kernel<<<grid, THREADS, shared, d->c->stream>>>(
+    if (ahead) SP_TRY(leave_main(d, layer));
+    CUDA_TRY(share_most(select_partial_kernel));
+    select_partial_kernel<<<grid, THREADS, shared, ahead ? side_of(d, layer) : d->c->stream>>>(
         select_args(d, layer), (const bf16 *)projected.data, projected.ld, (int)d->a.channels);
     LAUNCHED("select_partial", "%d pairs, %d blocks", d->shape.pairs(), d->shape.blocks);
-    return SP_OK;
+    return ahead ? chosen(d, layer) : SP_OK;
 }

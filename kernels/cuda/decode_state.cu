@@ -57,7 +57,7 @@ static Sizes sizes_of(const sp_decode_args *a, const Shape &s) {
     z.block_map = pairs * s.blocks * 4;
     z.list = pairs * s.k * 4;
     z.queue = (int64_t)sizeof(Queue) + pairs * s.k * (int64_t)sizeof(uint2);
-    z.scores = pairs * s.blocks * 4;
+    z.scores = 2 * pairs * s.blocks * 4;
     z.logits = a->original ? pairs * MAX_GROUP * s.windows * 4 : 0;
     z.parts = a->original ? pairs * logit_parts(s) * MAX_GROUP * 8 : 0;
     int unused;
@@ -89,7 +89,7 @@ extern "C" void sp_decode_predict(const sp_decode_args *a, sp_decode_bytes *out)
     out->maps = away * (2 * z.slot_map + z.block_map) +
                 a->layers * (2 * z.list + z.queue + COUNTERS * 8 + z.importance);
     out->workspace = z.scores + z.order + z.logits + z.parts + z.out + z.ml + z.packed + z.sums +
-                     s.pairs() * 4 + s.batch * 8 + 4;
+                     2 * s.pairs() * 4 + s.batch * 8 + 4;
     out->home = homes(a) * z.home;
 }
 
@@ -262,19 +262,23 @@ static sp_status allocate(sp_decode *d) {
     SP_TRY(take(d, z.ml, "attention sums", w, &d->partial_ml));
     SP_TRY(take(d, z.packed, "blocks on their way to the host", w, &d->packed));
     SP_TRY(take(d, z.sums, "checksums", w, &d->sums));
-    SP_TRY(take(d, s.pairs() * 4, "selection counters", w, &d->arrived));
+    SP_TRY(take(d, 2 * s.pairs() * 4, "selection counters", w, &d->arrived));
     SP_TRY(take(d, s.batch * 4, "positions", w, &d->shape.position));
     SP_TRY(take(d, s.batch * 4, "tokens", w, &d->next));
     SP_TRY(take(d, 4, "step", w, &d->shape.step));
     CUDA_TRY(cudaMallocHost(&d->staging, 2 * (size_t)s.batch * 4));
     int low, high;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&low, &high));
-    CUDA_TRY(cudaStreamCreateWithPriority(&d->side, cudaStreamNonBlocking, high));
     CUDA_TRY(cudaEventCreateWithFlags(&d->ready, cudaEventDisableTiming));
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < 2; i++) {
+        CUDA_TRY(cudaStreamCreateWithPriority(&d->side[i], cudaStreamNonBlocking, high));
         CUDA_TRY(cudaEventCreateWithFlags(&d->sent[i], cudaEventDisableTiming));
-    d->done.resize((size_t)d->a.layers);
-    for (cudaEvent_t &e : d->done) CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    }
+    for (auto *events : {&d->chosen, &d->done}) {
+        events->resize((size_t)d->a.layers);
+        for (cudaEvent_t &e : *events)
+            CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    }
     int32_t one = 1;
     CUDA_TRY(cudaMemcpy(d->shape.step, &one, sizeof one, cudaMemcpyHostToDevice));
     SP_TRY(transfer_open(d));
@@ -315,7 +319,8 @@ OP sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out) {
 extern "C" void sp_decode_close(sp_decode *d) {
     if (!d) return;
     cudaStreamSynchronize(d->c->stream);
-    if (d->side) cudaStreamSynchronize(d->side);
+    for (cudaStream_t side : d->side)
+        if (side) cudaStreamSynchronize(side);
     transfer_close(d);
     cudaFree(d->notes);
     if (d->graph) cudaGraphExecDestroy(d->graph);
@@ -323,12 +328,14 @@ extern "C" void sp_decode_close(sp_decode *d) {
     for (auto &x : d->pinned) unpin(x.first, x.second);
     cudaFreeHost(d->staging);
     for (cudaEvent_t e : d->mark) cudaEventDestroy(e);
-    for (cudaEvent_t e : d->done)
-        if (e) cudaEventDestroy(e);
+    for (auto *events : {&d->chosen, &d->done})
+        for (cudaEvent_t e : *events)
+            if (e) cudaEventDestroy(e);
     for (cudaEvent_t e : d->sent)
         if (e) cudaEventDestroy(e);
     if (d->ready) cudaEventDestroy(d->ready);
-    if (d->side) cudaStreamDestroy(d->side);
+    for (cudaStream_t side : d->side)
+        if (side) cudaStreamDestroy(side);
     delete d;
 }
 
@@ -343,7 +350,7 @@ OP sp_decode_set(sp_decode *d, int64_t b, int64_t tokens, int32_t next) {
         return sp_error(SP_ENVIRONMENT, "sequence %lld cannot hold %lld tokens", (long long)b,
                         (long long)tokens);
     int32_t position = (int32_t)tokens;
-    CUDA_TRY(cudaStreamSynchronize(d->side));
+    SP_TRY(sides_done(d));
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
     CUDA_TRY(cudaMemcpy(d->shape.position + b, &position, 4, cudaMemcpyHostToDevice));
     CUDA_TRY(cudaMemcpy(d->next + b, &next, 4, cudaMemcpyHostToDevice));
@@ -471,13 +478,13 @@ OP sp_decode_put(sp_decode *d, int64_t layer, int64_t b, int64_t pos0, sp_tensor
             s, rows_of(k, v, cis, rows0, k.rows - rows0), packed, n);
         LAUNCHED("pack", "%lld blocks", (long long)n);
         CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
-        CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
+        CUDA_TRY(cudaStreamWaitEvent(d->side[0], d->ready, 0));
         for (int64_t h = 0; h < s.kv_heads; h++)
             CUDA_TRY(cudaMemcpyAsync(d->home_host[(size_t)layer] +
                                          ((pair0 + h) * s.blocks + first + at) * s.unit * 2,
                                      packed + h * n * s.unit, (size_t)(n * s.unit * 2),
-                                     cudaMemcpyDeviceToHost, d->side));
-        CUDA_TRY(cudaEventRecord(d->sent[turn], d->side));
+                                     cudaMemcpyDeviceToHost, d->side[0]));
+        CUDA_TRY(cudaEventRecord(d->sent[turn], d->side[0]));
     }
     return SP_OK;
 }

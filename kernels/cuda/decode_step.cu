@@ -16,6 +16,7 @@ __global__ void decode_embed_kernel(const int32_t *next, const bf16 *table, int6
 }
 
 OP sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h) {
+    SP_TRY(transfer_step_begins(d));
     decode_embed_kernel<<<(unsigned)h.rows, 256, 0, d->c->stream>>>(
         d->next, (const bf16 *)table.data, table.ld, scale, (bf16 *)h.data, h.ld, h.cols);
     LAUNCHED("decode embed", "[%lld, %lld]", (long long)h.rows, (long long)h.cols);
@@ -104,6 +105,7 @@ __global__ void __launch_bounds__(APPEND_THREADS)
 
 static sp_status launch_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v, sp_tensor cis,
                                bool compress, bool store) {
+    CUDA_TRY(share_most(append_kernel));
     append_kernel<<<(unsigned)d->shape.pairs(), APPEND_THREADS, 0, d->c->stream>>>(
         d->shape, layer_of(d, layer), (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld,
         (const float *)cis.data, cis.ld, compress, store);

@@ -1,14 +1,11 @@
 // When things happen in a step (decode.h, sp_decode_note): one thread writes the device's clock,
-// which both streams and every multiprocessor share, at its place in a stream. It ticks once a
-// microsecond or faster.
+// which all streams and every multiprocessor share, at its place in a stream.
 #include "kernels/cuda/decode.cuh"
 
 using namespace decode;
 
 __global__ void note_kernel(unsigned long long *at) {
-    unsigned long long now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    *at = now;
+    *at = clock_now();
 }
 
 sp_status decode::note(sp_decode *d, int64_t layer, sp_decode_moment moment, cudaStream_t stream) {
@@ -37,7 +34,7 @@ OP sp_decode_noted(sp_decode *d, double *ms) {
     size_t n = (size_t)((d->a.layers + 1) * SP_MOMENTS);
     std::vector<unsigned long long> at(n, 0);
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
-    CUDA_TRY(cudaStreamSynchronize(d->side));
+    SP_TRY(sides_done(d));
     if (d->notes)
         CUDA_TRY(cudaMemcpy(at.data(), d->notes, n * sizeof at[0], cudaMemcpyDeviceToHost));
     unsigned long long first = 0;

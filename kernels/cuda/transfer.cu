@@ -108,111 +108,152 @@ __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
     if (threadIdx.x == 0) finish(r.queue, gridDim.x);
 }
 
-// T3: one thread moves units through shared memory, STAGES pieces of `bytes_most` at once. Blocks
-// share at most BULK_BYTES: 4 of them take 80 KiB each for units of 32 KiB, which leaves room for
-// one thread block of a linear layer of few rows (101 KiB) on the same multiprocessor, 16 take 22
-// KiB and leave room for two. Pieces of a unit are equal: a stage that is half empty is not in
-// flight. One stage is being read out while the others are filled.
-constexpr int STAGES = 5, BULK_BYTES = 352 << 10, STAGE_MOST = 32 << 10;
+// T3: one thread of a block moves units through shared memory, up to STAGES pieces of `most` bytes
+// at once. Blocks share at most BULK_BYTES. Pieces of a unit are equal: a stage that is half empty
+// is not in flight. One stage is being read out while the others are filled.
+constexpr int STAGES = 5, BULK_BYTES = 320 << 10, STAGE_MOST = 32 << 10;
 
-__global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int bytes_most) {
-#if SPARDA_HOPPER_CODE
-    extern __shared__ __align__(128) uint8_t stage[];
-    __shared__ uint64_t full[STAGES];
-    if (threadIdx.x) return;
-    for (int i = 0; i < STAGES; i++) hopper::barrier_init(&full[i], 1);
-    hopper::barrier_init_fence();
-    uint32_t n = suppress ? 0 : listed(r.queue);
-    int64_t pieces = (r.unit + bytes_most - 1) / bytes_most;
+struct Bulk {
+    uint8_t *stage; // shared memory, STAGES pieces
+    uint64_t *full; // [STAGES] barriers
+    int most;
+    int issued, stored; // pieces since the kernel began
     struct {
         uint8_t *dst;
         uint32_t bytes;
     } sent[STAGES];
-    int issued = 0, stored = 0;
-    uint2 item = make_uint2(0, 0);
-    int64_t piece = pieces; // of the present unit; all done
-    bool more = true;
-    while (more || stored < issued) {
-        while (more && issued - stored < STAGES) {
-            if (piece == pieces) {
-                uint32_t i = atomicAdd(&r.queue->ticket, 1u);
-                if (i >= n) {
-                    more = false;
-                    break;
-                }
-                item = r.queue->item[i];
-                piece = 0;
-            }
-            int s = issued % STAGES;
-            int64_t at = piece * bytes_most;
-            uint32_t bytes = (uint32_t)(r.unit - at < bytes_most ? r.unit - at : bytes_most);
-            if (issued >= STAGES) // the stage's last store has been read out
-                asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-            hopper::barrier_expect_bytes(&full[s], bytes);
-            asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
-                         "[%1], %2, [%3];" ::"r"(hopper::smem_address(stage + s * bytes_most)),
-                         "l"(r.home + item.x * r.unit + at), "r"(bytes),
-                         "r"(hopper::smem_address(&full[s]))
-                         : "memory");
-            sent[s].dst = r.slots + item.y * r.unit + at;
-            sent[s].bytes = bytes;
-            issued++;
-            piece++;
+};
+
+#if SPARDA_HOPPER_CODE
+__device__ __forceinline__ void bulk_load(Bulk &b, const uint8_t *src, uint8_t *dst,
+                                          uint32_t bytes) {
+    int s = b.issued % STAGES;
+    if (b.issued >= STAGES) // the stage's last store has been read out
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    hopper::barrier_expect_bytes(&b.full[s], bytes);
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(hopper::smem_address(b.stage + s * b.most)),
+                 "l"(src), "r"(bytes), "r"(hopper::smem_address(&b.full[s]))
+                 : "memory");
+    b.sent[s].dst = dst;
+    b.sent[s].bytes = bytes;
+    b.issued++;
+}
+
+__device__ __forceinline__ void bulk_store(Bulk &b) {
+    int s = b.stored % STAGES;
+    hopper::barrier_wait(&b.full[s], (uint32_t)(b.stored / STAGES) & 1);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(b.sent[s].dst),
+                 "r"(hopper::smem_address(b.stage + s * b.most)), "r"(b.sent[s].bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+    b.stored++;
+}
+
+__device__ __forceinline__ Bulk bulk_begin(uint8_t *stage, uint64_t *full, int most) {
+    Bulk b = {stage, full, most};
+    for (int i = 0; i < STAGES; i++) hopper::barrier_init(&full[i], 1);
+    hopper::barrier_init_fence();
+    return b;
+}
+
+// This thread block's share of the list, every gridDim.x-th unit, until it has landed. Blocks are
+// equally fast; tickets would cost each unit two trips to memory before its copy can start.
+__device__ __forceinline__ void bulk_drain(Bulk &b, const Route &r) {
+    uint32_t n = listed(r.queue), i = blockIdx.x;
+    uint2 next = i < n ? r.queue->item[i] : uint2();
+    while (i < n) {
+        const uint8_t *src = r.home + next.x * r.unit;
+        uint8_t *dst = r.slots + next.y * r.unit;
+        i += gridDim.x;
+        if (i < n) next = r.queue->item[i];
+        for (int64_t at = 0; at < r.unit; at += b.most) {
+            if (b.issued - b.stored == STAGES) bulk_store(b);
+            bulk_load(b, src + at, dst + at, (uint32_t)min(r.unit - at, (int64_t)b.most));
         }
-        if (stored == issued) break;
-        int s = stored % STAGES;
-        hopper::barrier_wait(&full[s], (uint32_t)(stored / STAGES) & 1);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        asm volatile(
-            "cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(sent[s].dst),
-            "r"(hopper::smem_address(stage + s * bytes_most)), "r"(sent[s].bytes)
-            : "memory");
-        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-        stored++;
     }
+    while (b.stored < b.issued) bulk_store(b);
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+#endif
+
+__global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int most) {
+#if SPARDA_HOPPER_CODE
+    extern __shared__ __align__(128) uint8_t stage[];
+    __shared__ uint64_t full[STAGES];
+    if (threadIdx.x) return;
+    Bulk b = bulk_begin(stage, full, most);
+    if (!suppress) bulk_drain(b, r);
     finish(r.queue, gridDim.x);
 #else
-    (void)r, (void)suppress, (void)bytes_most;
+    (void)r, (void)suppress, (void)most;
 #endif
 }
 
 // T2: stays for the whole step. Layer l's list is ready when flags[l] has reached the step's
 // number; flags[layers + l] says that it has been copied.
-template <int N>
-__global__ void __launch_bounds__(THREADS)
-    resident_kernel(const Route *routes, int first, int layers, uint32_t *flags,
-                    const int32_t *step, bool suppress) {
-    uint32_t now = (uint32_t)*step;
-    for (int l = first; l < layers; l++) {
-        if (threadIdx.x == 0)
-            while (true) {
-                uint32_t seen;
-                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flags + l));
-                if (seen == now) break;
-                __nanosleep(100);
-            }
+struct Stay {
+    const Route *routes;
+    int first, layers; // layers first .. layers-1 have lists
+    uint32_t *flags;
+    const int32_t *step;
+    bool suppress;
+    unsigned long long *notes; // of a traced step, or NULL
+};
+
+__device__ __forceinline__ void await_list(const Stay &s, int l, uint32_t now) {
+    while (load_acquire(s.flags + l) != now) __nanosleep(100);
+    if (s.notes && blockIdx.x == 0) s.notes[l * SP_MOMENTS + SP_AT_COPY] = clock_now();
+}
+__device__ __forceinline__ void list_copied(const Stay &s, int l, const Route &r, uint32_t now) {
+    if (!finish(r.queue, gridDim.x)) return;
+    if (s.notes) s.notes[l * SP_MOMENTS + SP_AT_COPIED] = clock_now();
+    store_release(s.flags + s.layers + l, now);
+}
+
+template <int N> __global__ void __launch_bounds__(THREADS) resident_kernel(Stay s) {
+    uint32_t now = (uint32_t)*s.step;
+    for (int l = s.first; l < s.layers; l++) {
+        if (threadIdx.x == 0) await_list(s, l, now);
         __syncthreads();
-        Route r = routes[l];
-        if (!suppress) drain<N>(r);
+        Route r = s.routes[l];
+        if (!s.suppress) drain<N>(r);
         __syncthreads();
-        if (threadIdx.x == 0 && finish(r.queue, gridDim.x))
-            asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flags + layers + l), "r"(now)
-                         : "memory");
+        if (threadIdx.x == 0) list_copied(s, l, r, now);
         __syncthreads();
     }
 }
 
-__global__ void publish_kernel(uint32_t *flag, const int32_t *step) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(*step) : "memory");
+// The same by bulk copies.
+__global__ void __launch_bounds__(32) resident_bulk_kernel(Stay s, int most) {
+#if SPARDA_HOPPER_CODE
+    extern __shared__ __align__(128) uint8_t stage[];
+    __shared__ uint64_t full[STAGES];
+    if (threadIdx.x) return;
+    Bulk b = bulk_begin(stage, full, most);
+    uint32_t now = (uint32_t)*s.step;
+    for (int l = s.first; l < s.layers; l++) {
+        await_list(s, l, now);
+        Route r = s.routes[l];
+        if (!s.suppress) bulk_drain(b, r);
+        list_copied(s, l, r, now);
+    }
+#else
+    (void)s, (void)most;
+#endif
 }
-// One warp on one multiprocessor waits; the copying blocks were launched before.
+
+__global__ void publish_kernel(uint32_t *flag, const int32_t *step) {
+    store_release(flag, (uint32_t)*step);
+}
+// One thread waits, not the thread blocks of attention: they would keep those of the next layer's
+// selection out.
 __global__ void await_kernel(const uint32_t *flag, const int32_t *step) {
-    uint32_t now = (uint32_t)*step, seen;
-    do {
-        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag));
-    } while (seen != now);
+    wait_for_previous();
+    uint32_t now = (uint32_t)*step;
+    while (load_acquire(flag) != now) __nanosleep(32);
 }
 
 // Gathered units lie in order; item i goes to its slot.
@@ -269,20 +310,15 @@ uint64_t decode::checksum_host(const uint8_t *unit, int64_t bytes) {
     return sum;
 }
 
-// A multiprocessor divides its memory between L1 and shared memory once for all blocks on it.
-// Copying blocks need little of it; they must not keep out blocks of linear layers that need much.
-static sp_status share_multiprocessors(int ctas) {
-    const cudaFuncAttribute carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
-    cudaError_t e = cudaFuncSetAttribute(bulk_kernel, carveout, cudaSharedmemCarveoutMaxShared);
-    with_loads(ctas, [&](auto n) {
-        if (e == cudaSuccess)
-            e = cudaFuncSetAttribute(ticket_kernel<n.value>, carveout,
-                                     cudaSharedmemCarveoutMaxShared);
-        if (e == cudaSuccess)
-            e = cudaFuncSetAttribute(resident_kernel<n.value>, carveout,
-                                     cudaSharedmemCarveoutMaxShared);
-    });
-    CUDA_TRY(e);
+// A multiprocessor divides its memory between L1 and shared memory once for all blocks on it. Bulk
+// copies pass by L1 and must not keep out blocks of linear layers, which need much shared memory.
+// Loads of the other kernels wait for their data in L1: with all of it given away, 8 blocks reach
+// 66% of the link instead of 92%.
+template <class Kernel> static sp_status make_bulk(Kernel kernel) {
+    CUDA_TRY(share_most(kernel));
+    // the same for every number of thread blocks: engines share it
+    CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  STAGES * STAGE_MOST));
     return SP_OK;
 }
 
@@ -296,10 +332,11 @@ sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind 
     t->ctas = (int)ctas;
     t->capacity = capacity;
     t->unit = unit;
-    if (kind == SP_TRANSFER_BULK) // the same for every number of thread blocks: engines share it
-        CUDA_TRY(cudaFuncSetAttribute(bulk_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      STAGES * STAGE_MOST));
-    SP_TRY(share_multiprocessors(t->ctas));
+    t->bulk = c->hopper && (kind == SP_TRANSFER_BULK || kind == SP_TRANSFER_RESIDENT);
+    if (t->bulk) {
+        SP_TRY(make_bulk(bulk_kernel));
+        SP_TRY(make_bulk(resident_bulk_kernel));
+    }
     if (sp_transfer_captures(kind)) return SP_OK;
     CUDA_TRY(cudaMallocHost(&t->list, sizeof(Queue) + (size_t)capacity * sizeof(uint2)));
     if (kind == SP_TRANSFER_GATHER) {
@@ -319,6 +356,8 @@ void decode::transfer_free(Transfer *t) {
     cudaFree(t->landing);
     cudaFree(t->flags);
     cudaFree(t->routes);
+    if (t->ended) cudaEventDestroy(t->ended);
+    if (t->whole) cudaStreamDestroy(t->whole);
 }
 
 static sp_status copy_batch(Transfer *t, int64_t n, cudaStream_t stream) {
@@ -371,19 +410,13 @@ static sp_status run_from_host(Transfer *t, const Route &r, bool suppress, cudaS
 }
 
 sp_status decode::transfer_run(Transfer *t, const Route &r, bool suppress, cudaStream_t stream) {
-    switch (t->kind) {
-    case SP_TRANSFER_WIDE:
+    if (!sp_transfer_captures(t->kind)) return run_from_host(t, r, suppress, stream);
+    if (t->kind == SP_TRANSFER_WIDE) {
         wide_kernel<<<(unsigned)r.capacity, THREADS, 0, stream>>>(r, suppress);
-        break;
-    case SP_TRANSFER_BULK:
-        bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)(STAGES * stage_bytes(t->ctas, r.unit)),
-                      stream>>>(r, suppress, stage_bytes(t->ctas, r.unit));
-        break;
-    case SP_TRANSFER_BATCH:
-    case SP_TRANSFER_LOOP:
-    case SP_TRANSFER_GATHER:
-        return run_from_host(t, r, suppress, stream);
-    default: // KERNEL, and RESIDENT where a copy is not ahead
+    } else if (t->bulk) { // RESIDENT too, where a copy is not ahead
+        int most = stage_bytes(t->ctas, r.unit);
+        bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)(STAGES * most), stream>>>(r, suppress, most);
+    } else {
         with_loads(t->ctas, [&](auto n) {
             ticket_kernel<n.value><<<(unsigned)t->ctas, THREADS, 0, stream>>>(r, suppress);
         });
@@ -412,6 +445,10 @@ sp_status decode::transfer_open(sp_decode *d) {
     SP_TRY(transfer_make(d->c, t, d->a.transfer, d->a.ctas, (int64_t)d->shape.pairs() * d->shape.k,
                          d->shape.unit * 2));
     if (t->kind != SP_TRANSFER_RESIDENT) return SP_OK;
+    int low, high;
+    CUDA_TRY(cudaDeviceGetStreamPriorityRange(&low, &high));
+    CUDA_TRY(cudaStreamCreateWithPriority(&t->whole, cudaStreamNonBlocking, high));
+    CUDA_TRY(cudaEventCreateWithFlags(&t->ended, cudaEventDisableTiming));
     t->layers = (int)d->a.layers;
     size_t flags = 2 * (size_t)t->layers * 4, routes = (size_t)t->layers * sizeof(Route);
     CUDA_TRY(cudaMalloc(&t->flags, flags));
@@ -423,10 +460,16 @@ sp_status decode::transfer_open(sp_decode *d) {
     return SP_OK;
 }
 
+// A few bulk blocks that stay for a step get multiprocessors of their own: they claim so much
+// shared memory that no thread block of a linear layer fits beside them.
+constexpr int CLAIM = 136 << 10;
+static bool alone(const Transfer *t) {
+    return t->kind == SP_TRANSFER_RESIDENT && t->bulk && t->ctas <= 8;
+}
+
 int decode::transfer_multiprocessors(const sp_decode *d) {
     const Transfer *t = d->transfer;
-    bool beside = d->a.ahead && t->kind == SP_TRANSFER_BULK && t->ctas <= 8;
-    return beside ? t->ctas : 0;
+    return d->a.ahead && alone(t) ? t->ctas : 0;
 }
 
 void decode::transfer_close(sp_decode *d) {
@@ -434,6 +477,40 @@ void decode::transfer_close(sp_decode *d) {
     transfer_free(d->transfer);
     delete d->transfer;
     d->transfer = NULL;
+}
+
+// The copying kernel of a step, for the lists of layers from `first` on.
+static sp_status start_resident(sp_decode *d, int64_t first) {
+    Transfer *t = d->transfer;
+    t->started = true;
+    CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
+    CUDA_TRY(cudaStreamWaitEvent(t->whole, d->ready, 0));
+    Stay s = {t->routes, (int)first, t->layers, t->flags, d->shape.step, d->suppressed, d->notes};
+    if (t->bulk) {
+        int most = stage_bytes(t->ctas, t->unit), shared = STAGES * most;
+        if (alone(t)) shared = std::max(shared, CLAIM);
+        resident_bulk_kernel<<<(unsigned)t->ctas, 32, (size_t)shared, t->whole>>>(s, most);
+    } else {
+        with_loads(t->ctas, [&](auto n) {
+            resident_kernel<n.value><<<(unsigned)t->ctas, THREADS, 0, t->whole>>>(s);
+        });
+    }
+    LAUNCHED("transfer resident", "%d thread blocks", t->ctas);
+    CUDA_TRY(cudaEventRecord(t->ended, t->whole));
+    return SP_OK;
+}
+
+sp_status decode::transfer_step_begins(sp_decode *d) {
+    int64_t first = std::max<int64_t>(1, d->a.resident);
+    if (!d->a.ahead || d->transfer->kind != SP_TRANSFER_RESIDENT || first >= d->a.layers)
+        return SP_OK;
+    return start_resident(d, first);
+}
+
+sp_status decode::sides_done(const sp_decode *d) {
+    for (cudaStream_t side : d->side) CUDA_TRY(cudaStreamSynchronize(side));
+    if (d->transfer->whole) CUDA_TRY(cudaStreamSynchronize(d->transfer->whole));
+    return SP_OK;
 }
 
 void decode::transfer_step_ends(sp_decode *d) {
@@ -444,41 +521,33 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     Transfer *t = d->transfer;
     if (resident(layer_of(d, layer))) return SP_OK;
     if (!ahead) return transfer_run(t, route_of(d, layer), d->suppressed, d->c->stream);
+    cudaStream_t side = side_of(d, layer);
     if (t->kind != SP_TRANSFER_RESIDENT) {
-        CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
-        CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
-        SP_TRY(note(d, layer, SP_AT_COPY, d->side));
-        SP_TRY(transfer_run(t, route_of(d, layer), d->suppressed, d->side));
-        SP_TRY(note(d, layer, SP_AT_COPIED, d->side));
-        CUDA_TRY(cudaEventRecord(d->done[(size_t)layer], d->side));
-        return SP_OK;
+        SP_TRY(note(d, layer, SP_AT_COPY, side));
+        SP_TRY(transfer_run(t, route_of(d, layer), d->suppressed, side));
+        SP_TRY(note(d, layer, SP_AT_COPIED, side));
+    } else {
+        CUDA_TRY(share_most(publish_kernel));
+        publish_kernel<<<1, 1, 0, side>>>(t->flags + layer, d->shape.step);
+        LAUNCHED("transfer publish", "layer %lld", (long long)layer);
+        if (!t->started) SP_TRY(start_resident(d, layer));
     }
-    publish_kernel<<<1, 1, 0, d->c->stream>>>(t->flags + layer, d->shape.step);
-    LAUNCHED("transfer publish", "layer %lld", (long long)layer);
-    if (t->started) return SP_OK;
-    t->started = true; // the copying kernel of this step, for this layer and all after it
-    CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
-    CUDA_TRY(cudaStreamWaitEvent(d->side, d->ready, 0));
-    with_loads(t->ctas, [&](auto n) {
-        resident_kernel<n.value><<<(unsigned)t->ctas, THREADS, 0, d->side>>>(
-            t->routes, (int)layer, t->layers, t->flags, d->shape.step, d->suppressed);
-    });
-    LAUNCHED("transfer resident", "%d thread blocks", t->ctas);
-    CUDA_TRY(cudaEventRecord(d->done[0], d->side));
+    CUDA_TRY(cudaEventRecord(d->done[(size_t)layer], side));
     return SP_OK;
 }
 
 OP sp_decode_transfer_wait(sp_decode *d, int64_t layer) {
     Transfer *t = d->transfer;
     if (resident(layer_of(d, layer))) return SP_OK;
-    if (t->kind != SP_TRANSFER_RESIDENT) {
+    bool stays = t->kind == SP_TRANSFER_RESIDENT;
+    // With a kernel that stays, this only joins the streams before the step ends.
+    if (!stays || layer + 2 >= t->layers)
         CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->done[(size_t)layer], 0));
-        return SP_OK;
-    }
-    await_kernel<<<1, 1, 0, d->c->stream>>>(t->flags + t->layers + layer, d->shape.step);
+    if (!stays) return SP_OK;
+    if (layer + 1 == t->layers) CUDA_TRY(cudaStreamWaitEvent(d->c->stream, t->ended, 0));
+    CUDA_TRY(launch_chained(d->c, await_kernel, dim3(1), dim3(1), 0, t->flags + t->layers + layer,
+                            (const int32_t *)d->shape.step));
     LAUNCHED("transfer await", "layer %lld", (long long)layer);
-    if (layer + 1 == t->layers) // joins the side stream again
-        CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->done[0], 0));
     return SP_OK;
 }
 
@@ -489,7 +558,7 @@ OP sp_decode_check_copies(sp_decode *d, int64_t layer, int64_t *checked, int64_t
     Route r = route_of(d, layer);
     std::vector<uint8_t> bytes(sizeof(Queue) + (size_t)r.capacity * sizeof(uint2));
     std::vector<int32_t> position((size_t)d->shape.batch);
-    CUDA_TRY(cudaStreamSynchronize(d->side));
+    SP_TRY(sides_done(d));
     SP_TRY(sp_decode_get(d, position.data(), NULL));
     CUDA_TRY(cudaMemcpy(bytes.data(), l.queue, bytes.size(), cudaMemcpyDeviceToHost));
     const Queue *q = (const Queue *)bytes.data();

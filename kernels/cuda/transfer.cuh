@@ -19,10 +19,13 @@ struct Route {
 struct Transfer {
     sp_transfer_kind kind;
     int ctas;
+    bool bulk; // by bulk copies
     int64_t capacity, unit;
-    bool started;    // resident: launched in this step
-    uint32_t *flags; // resident: [2*layers] ready and done epochs, device
-    Route *routes;   // resident: [layers] device
+    bool started;       // resident: launched in this step
+    cudaStream_t whole; // resident: runs beside the side streams
+    cudaEvent_t ended;  // resident
+    uint32_t *flags;    // resident: [2*layers] ready and done epochs, device
+    Route *routes;      // resident: [layers] device
     int layers;
     // host-driven kinds
     uint8_t *list;             // pinned copy of a queue

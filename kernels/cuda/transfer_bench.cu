@@ -246,21 +246,27 @@ OP sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c, sp_tra
 
 OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_transfer_kind *kind,
                       int64_t *ctas, char **report) {
-    // Bulk copies are as fast alone with 4 thread blocks. Beside a step they were slower than the
-    // plain kernel (8.9 and 7.1 ms for 8 sequences) while linear layers counted on the
-    // multiprocessors that they take; since these leave them out, it has not been measured.
-    static const int64_t counts[] = {4, 8, 16, 32};
-    enum { CASES = 4 };
-    *kind = SP_TRANSFER_KERNEL;
+    // Four thread blocks of bulk copies that stay for a step disturb it least: linear layers leave
+    // them their multiprocessors. A card without, or a link that wants more, gets the plain kernel.
+    enum { WAYS = 5 };
+    static const struct {
+        sp_transfer_kind kind;
+        int64_t ctas;
+    } way[WAYS] = {{SP_TRANSFER_BULK, 4},
+                   {SP_TRANSFER_KERNEL, 4},
+                   {SP_TRANSFER_KERNEL, 8},
+                   {SP_TRANSFER_KERNEL, 16},
+                   {SP_TRANSFER_KERNEL, 32}};
     units = std::max<int64_t>(1, std::min<int64_t>(units, 4096));
     int64_t pool = std::max<int64_t>((int64_t)256 << 20, units * unit_bytes);
     sp_transfer_bench *b;
     SP_TRY(sp_transfer_bench_open(be, pool, unit_bytes, units, &b));
-    double rate[CASES] = {}, best = 0;
+    double rate[WAYS] = {}, best = 0;
     sp_status st = SP_OK;
-    for (int i = 0; i < CASES && st == SP_OK; i++) {
-        sp_transfer_case c = {.kind = *kind,
-                              .ctas = counts[i],
+    for (int i = 0; i < WAYS && st == SP_OK; i++) {
+        if (way[i].kind == SP_TRANSFER_BULK && !b->c->hopper) continue;
+        sp_transfer_case c = {.kind = way[i].kind,
+                              .ctas = way[i].ctas,
                               .units = units,
                               .unit_bytes = unit_bytes,
                               .pool_bytes = pool,
@@ -274,8 +280,9 @@ OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_tran
     sp_transfer_bench_close(b);
     SP_TRY(st);
     int chosen = 0;
-    while (chosen < CASES - 1 && rate[chosen] < 0.97 * best) chosen++;
-    *ctas = counts[chosen];
+    while (chosen < WAYS - 1 && rate[chosen] < 0.97 * best) chosen++;
+    *kind = way[chosen].kind == SP_TRANSFER_BULK ? SP_TRANSFER_RESIDENT : way[chosen].kind;
+    *ctas = way[chosen].ctas;
     if (report)
         *report =
             sp_format("%s with %lld thread blocks: %.1f GB/s on lists of %lld units, %.0f%% of "
