@@ -1,8 +1,8 @@
 // One decode step: which operation runs when, on which stream (inference.md 2.2).
 //
-//   main  | QKVF(l) append(l) |R  wait D(l) | attend(l) O MLP | wait C(l+1) QKVF(l+1) append(l+1)
-//   ... side  |  ...copy(l)...   D(l)| side  |                   R -> choose(l+1) C(l+1) copy(l+1)
-//   -------------------------> D(l+1)|
+//   main  | QKVF(l) append(l) |R  wait D(l) | attend(l) O MLP | wait C(l+1)  QKVF(l+1) ...
+//   side  |   ... copy(l) ...     D(l)|
+//   side  |                    R -> choose(l+1) C(l+1) copy(l+1) ------------------> D(l+1)|
 //
 // Choosing ahead costs the main stream nothing: the two sides take even and odd layers. Layer l's
 // own list, and with it the slot of a block that begins with this token, was made during layer l-1;

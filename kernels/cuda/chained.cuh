@@ -3,8 +3,8 @@
 //
 // A chained kernel calls wait_for_previous before it touches anything that others write or read;
 // that waits for the end of the kernel before it, and so of all before that. What it does earlier,
-// such as loading weights, costs no time of its own. It waits for
-// other streams too, if the stream was told to wait for them.
+// such as loading weights, costs no time of its own. It waits for other streams too, if the stream
+// was told to wait for them.
 #pragma once
 
 #include "kernels/cuda/cuda.cuh"
