@@ -22,7 +22,7 @@
 // Streams: operations run on the backend's stream in the order of their calls, except those with
 // `ahead`: a selection runs on a side stream after everything issued before it, the transfer of its
 // layer on the same stream after it. sp_decode_select_wait and sp_decode_transfer_wait make the
-// main stream wait for them. There are two side streams, of even and of odd layers, so that copies
+// main stream wait for them, as sp_decode_advance does at the end. There are two side streams, of even and of odd layers, so that copies
 // of a layer begin while those of the layer before end. Calls between sp_decode_capture_begin and
 // _end are recorded instead of run.
 //
@@ -154,7 +154,7 @@ sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v
 sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f, bool ahead);
 sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
 sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected, bool ahead);
-// What follows on the main stream finds the list and the slots of a selection ahead.
+// The layer's next append, and what follows it on the main stream, waits for its selection ahead.
 sp_status sp_decode_select_wait(sp_decode *d, int64_t layer);
 
 // InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d])

@@ -21,7 +21,10 @@ enum { MAX_GROUP = 16, MARKS = 4096 };
 struct Queue {
     uint32_t count, ticket, done;
     uint32_t logged; // units of the last transfer, kept for sp_decode_check_copies
-    uint2 item[1];   // {unit of home, unit of slots}; pairs * k of them
+    // Pairs of the present selection that are done; the step whose list, slots and queue are
+    // complete. Other streams wait for it.
+    uint32_t pairs, chosen;
+    uint2 item[1]; // {unit of home, unit of slots}; pairs * k of them
 };
 
 enum { WANTED, MISSED, WRITTEN, COUNTERS };
@@ -76,9 +79,12 @@ struct sp_decode {
     std::vector<std::pair<void *, int64_t>> device; // to be given back
     std::vector<std::pair<uint8_t *, int64_t>> pinned;
 
-    cudaStream_t side[2];       // of even and of odd layers: what runs ahead of their turn
-    cudaEvent_t ready, sent[2]; // sent: the packed units of a put have left
-    std::vector<cudaEvent_t> chosen, done; // ahead: list and slots of a layer; its copies
+    cudaStream_t side[2];          // of even and of odd layers: what runs ahead of their turn
+    bool forked[2];                // in this step
+    int64_t awaited;               // layer whose next append waits for its selection, or -1
+    cudaEvent_t ready, sent[2];    // sent: the packed units of a put have left
+    std::vector<cudaEvent_t> done; // copies of a layer
+    cudaEvent_t joined;
     cudaGraphExec_t graph;
     bool capturing;
     std::vector<cudaEvent_t> mark;
@@ -129,6 +135,8 @@ sp_status transfer_open(sp_decode *d);
 int transfer_multiprocessors(const sp_decode *d);
 void transfer_close(sp_decode *d);
 sp_status transfer_step_begins(sp_decode *d);
+// The main stream waits for what a transfer that stays, and the side streams, have been given.
+sp_status join_sides(sp_decode *d);
 void transfer_step_ends(sp_decode *d);
 
 // Shared memory of a selection (decode_select.cu).
@@ -160,6 +168,9 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
     uint32_t x;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
     return x;
+}
+__device__ __forceinline__ void await_step(const uint32_t *at, uint32_t step) {
+    while (load_acquire(at) != step) __nanosleep(32);
 }
 __device__ __forceinline__ void store_release(uint32_t *p, uint32_t x) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");

@@ -265,6 +265,12 @@ __device__ void cut_and_assign(const Shape &s, const Layer &l, const Synthetic &
     for (int i = t; i < s.k; i += THREADS) out[i] = i < n ? list[i] : -1;
     __syncthreads();
     assign(s, l, p, qb, pos % s.block == 0, n, list, missing, victim, take, equal, w);
+    __threadfence();
+    __syncthreads();
+    if (t || atomicAdd(&l.queue->pairs, 1u) + 1 < (uint32_t)s.pairs()) return;
+    l.queue->pairs = 0;
+    __threadfence();
+    store_release(&l.queue->chosen, (uint32_t)*s.step);
 }
 
 // True in the last thread block of a pair to come here, which then sees what the others wrote.
@@ -571,16 +577,12 @@ int decode::logit_parts(const Shape &s) {
 static sp_status leave_main(sp_decode *d, int64_t layer) {
     CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
     CUDA_TRY(cudaStreamWaitEvent(side_of(d, layer), d->ready, 0));
+    d->forked[layer & 1] = true;
     return note(d, layer, SP_AT_AHEAD, side_of(d, layer));
-}
-static sp_status chosen(sp_decode *d, int64_t layer) {
-    SP_TRY(note(d, layer, SP_AT_CHOSEN, side_of(d, layer)));
-    CUDA_TRY(cudaEventRecord(d->chosen[(size_t)layer], side_of(d, layer)));
-    return SP_OK;
 }
 
 OP sp_decode_select_wait(sp_decode *d, int64_t layer) {
-    CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->chosen[(size_t)layer], 0));
+    d->awaited = layer;
     return SP_OK;
 }
 
@@ -600,7 +602,7 @@ OP sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f, bool ahea
     CUDA_TRY(share_most(kernel));
     kernel<<<grid, THREADS, shared, side_of(d, layer)>>>(a, x, f.ld);
     LAUNCHED("select_forecast", "%d pairs, %d blocks, ahead", d->shape.pairs(), d->shape.blocks);
-    return chosen(d, layer);
+    return note(d, layer, SP_AT_CHOSEN, side_of(d, layer));
 }
 
 OP sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q) {
@@ -630,5 +632,5 @@ OP sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected, bo
     select_partial_kernel<<<grid, THREADS, shared, ahead ? side_of(d, layer) : d->c->stream>>>(
         select_args(d, layer), (const bf16 *)projected.data, projected.ld, (int)d->a.channels);
     LAUNCHED("select_partial", "%d pairs, %d blocks", d->shape.pairs(), d->shape.blocks);
-    return ahead ? chosen(d, layer) : SP_OK;
+    return ahead ? note(d, layer, SP_AT_CHOSEN, side_of(d, layer)) : SP_OK;
 }

@@ -274,11 +274,10 @@ static sp_status allocate(sp_decode *d) {
         CUDA_TRY(cudaStreamCreateWithPriority(&d->side[i], cudaStreamNonBlocking, high));
         CUDA_TRY(cudaEventCreateWithFlags(&d->sent[i], cudaEventDisableTiming));
     }
-    for (auto *events : {&d->chosen, &d->done}) {
-        events->resize((size_t)d->a.layers);
-        for (cudaEvent_t &e : *events)
-            CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
-    }
+    CUDA_TRY(cudaEventCreateWithFlags(&d->joined, cudaEventDisableTiming));
+    d->awaited = -1;
+    d->done.resize((size_t)d->a.layers);
+    for (cudaEvent_t &e : d->done) CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     int32_t one = 1;
     CUDA_TRY(cudaMemcpy(d->shape.step, &one, sizeof one, cudaMemcpyHostToDevice));
     SP_TRY(transfer_open(d));
@@ -328,9 +327,9 @@ extern "C" void sp_decode_close(sp_decode *d) {
     for (auto &x : d->pinned) unpin(x.first, x.second);
     cudaFreeHost(d->staging);
     for (cudaEvent_t e : d->mark) cudaEventDestroy(e);
-    for (auto *events : {&d->chosen, &d->done})
-        for (cudaEvent_t e : *events)
-            if (e) cudaEventDestroy(e);
+    for (cudaEvent_t e : d->done)
+        if (e) cudaEventDestroy(e);
+    if (d->joined) cudaEventDestroy(d->joined);
     for (cudaEvent_t e : d->sent)
         if (e) cudaEventDestroy(e);
     if (d->ready) cudaEventDestroy(d->ready);

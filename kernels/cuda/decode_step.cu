@@ -93,11 +93,23 @@ __device__ void append(const Shape &s, const Layer &l, int p, const bf16 *k_row,
     if (threadIdx.x == 0) atomicAdd(l.counters + WRITTEN, 1ull);
 }
 
+// Until the slots of this step, chosen on a side stream, are known.
+__device__ __forceinline__ void await_selection(const Shape &s, const Layer &l) {
+    if (threadIdx.x == 0) await_step(&l.queue->chosen, (uint32_t)*s.step);
+    __syncthreads();
+}
+static bool awaits(sp_decode *d, int64_t layer) {
+    bool yes = d->awaited == layer;
+    if (yes) d->awaited = -1;
+    return yes;
+}
+
 enum { APPEND_THREADS = 128 };
 
 __global__ void __launch_bounds__(APPEND_THREADS)
     append_kernel(Shape s, Layer l, const bf16 *k, int64_t k_ld, const bf16 *v, int64_t v_ld,
-                  const float *cis, int64_t cis_ld, bool compress, bool store) {
+                  const float *cis, int64_t cis_ld, bool compress, bool store, bool wait) {
+    if (wait) await_selection(s, l);
     int p = blockIdx.x, b = p / s.kv_heads, h = p % s.kv_heads;
     float importance = s.cis && store ? cis[h * cis_ld + b] : 0;
     append(s, l, p, k + b * k_ld + h * s.d, v + b * v_ld + h * s.d, importance, compress, store);
@@ -108,7 +120,7 @@ static sp_status launch_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tens
     CUDA_TRY(share_most(append_kernel));
     append_kernel<<<(unsigned)d->shape.pairs(), APPEND_THREADS, 0, d->c->stream>>>(
         d->shape, layer_of(d, layer), (const bf16 *)k.data, k.ld, (const bf16 *)v.data, v.ld,
-        (const float *)cis.data, cis.ld, compress, store);
+        (const float *)cis.data, cis.ld, compress, store, awaits(d, layer));
     LAUNCHED("append", "%d pairs, layer %lld", d->shape.pairs(), (long long)layer);
     return SP_OK;
 }
@@ -135,6 +147,7 @@ struct RotateArgs {
     const float *cos, *sin;
     int64_t table_ld;
     bool append; // heads [first - skip, first) are keys, the `skip` after them values
+    bool wait;   // for the selection, before that
 };
 
 // One thread block a head and row; the arithmetic of rope.cu. The block that rotated a key appends
@@ -155,6 +168,7 @@ __global__ void __launch_bounds__(APPEND_THREADS) rotate_kernel(RotateArgs a) {
     int h = head - (a.first - a.skip);
     if (!a.append || h < 0 || head >= a.first) return;
     __syncthreads();
+    if (a.wait) await_selection(a.s, a.l);
     append(a.s, a.l, b * a.s.kv_heads + h, u, u + a.skip * a.s.d, 0, true, true);
 }
 
@@ -179,6 +193,7 @@ OP sp_decode_rope(sp_decode *d, sp_tensor x, sp_tensor cos, sp_tensor sin) {
                    (const float *)cos.data,
                    (const float *)sin.data,
                    cos.ld,
+                   false,
                    false},
                   x.rows);
 }
@@ -192,7 +207,7 @@ OP sp_decode_rope_append(sp_decode *d, int64_t layer, sp_tensor qkvf, sp_tensor 
     return rotate(d,
                   {s, layer_of(d, layer), (bf16 *)qkvf.data, qkvf.ld, qk, s.kv_heads,
                    heads - qk - s.kv_heads, (const float *)cos.data, (const float *)sin.data,
-                   cos.ld, append},
+                   cos.ld, append, append && awaits(d, layer)},
                   qkvf.rows);
 }
 
@@ -226,6 +241,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 OP sp_decode_advance(sp_decode *d, sp_tensor logits) {
+    SP_TRY(join_sides(d));
     CUDA_TRY(launch_chained(d->c, advance_kernel, dim3((unsigned)logits.rows), dim3(1024), 0,
                             (const float *)logits.data, logits.ld, (int)logits.cols, d->next,
                             d->shape.position, d->shape.step));

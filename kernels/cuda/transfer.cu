@@ -192,25 +192,24 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int mo
 #endif
 }
 
-// T2: stays for the whole step. Layer l's list is ready when flags[l] has reached the step's
-// number; flags[layers + l] says that it has been copied.
+// T2: stays for the whole step. copied[l] is the last step whose list of layer l has been copied.
 struct Stay {
     const Route *routes;
     int first, layers; // layers first .. layers-1 have lists
-    uint32_t *flags;
+    uint32_t *copied;
     const int32_t *step;
     bool suppress;
     unsigned long long *notes; // of a traced step, or NULL
 };
 
 __device__ __forceinline__ void await_list(const Stay &s, int l, uint32_t now) {
-    while (load_acquire(s.flags + l) != now) __nanosleep(100);
+    await_step(&s.routes[l].queue->chosen, now);
     if (s.notes && blockIdx.x == 0) s.notes[l * SP_MOMENTS + SP_AT_COPY] = clock_now();
 }
 __device__ __forceinline__ void list_copied(const Stay &s, int l, const Route &r, uint32_t now) {
     if (!finish(r.queue, gridDim.x)) return;
     if (s.notes) s.notes[l * SP_MOMENTS + SP_AT_COPIED] = clock_now();
-    store_release(s.flags + s.layers + l, now);
+    store_release(s.copied + l, now);
 }
 
 template <int N> __global__ void __launch_bounds__(THREADS) resident_kernel(Stay s) {
@@ -245,15 +244,11 @@ __global__ void __launch_bounds__(32) resident_bulk_kernel(Stay s, int most) {
 #endif
 }
 
-__global__ void publish_kernel(uint32_t *flag, const int32_t *step) {
-    store_release(flag, (uint32_t)*step);
-}
 // One thread waits, not the thread blocks of attention: they would keep those of the next layer's
 // selection out.
-__global__ void await_kernel(const uint32_t *flag, const int32_t *step) {
+__global__ void await_kernel(const uint32_t *copied, const int32_t *step) {
     wait_for_previous();
-    uint32_t now = (uint32_t)*step;
-    while (load_acquire(flag) != now) __nanosleep(32);
+    await_step(copied, (uint32_t)*step);
 }
 
 // Gathered units lie in order; item i goes to its slot.
@@ -354,7 +349,7 @@ void decode::transfer_free(Transfer *t) {
     cudaFreeHost(t->list);
     cudaFreeHost(t->bounce);
     cudaFree(t->landing);
-    cudaFree(t->flags);
+    cudaFree(t->copied);
     cudaFree(t->routes);
     if (t->ended) cudaEventDestroy(t->ended);
     if (t->whole) cudaStreamDestroy(t->whole);
@@ -450,9 +445,9 @@ sp_status decode::transfer_open(sp_decode *d) {
     CUDA_TRY(cudaStreamCreateWithPriority(&t->whole, cudaStreamNonBlocking, high));
     CUDA_TRY(cudaEventCreateWithFlags(&t->ended, cudaEventDisableTiming));
     t->layers = (int)d->a.layers;
-    size_t flags = 2 * (size_t)t->layers * 4, routes = (size_t)t->layers * sizeof(Route);
-    CUDA_TRY(cudaMalloc(&t->flags, flags));
-    CUDA_TRY(cudaMemset(t->flags, 0, flags));
+    size_t copied = (size_t)t->layers * 4, routes = (size_t)t->layers * sizeof(Route);
+    CUDA_TRY(cudaMalloc(&t->copied, copied));
+    CUDA_TRY(cudaMemset(t->copied, 0, copied));
     CUDA_TRY(cudaMalloc(&t->routes, routes));
     std::vector<Route> list;
     for (int l = 0; l < t->layers; l++) list.push_back(route_of(d, l));
@@ -485,7 +480,7 @@ static sp_status start_resident(sp_decode *d, int64_t first) {
     t->started = true;
     CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
     CUDA_TRY(cudaStreamWaitEvent(t->whole, d->ready, 0));
-    Stay s = {t->routes, (int)first, t->layers, t->flags, d->shape.step, d->suppressed, d->notes};
+    Stay s = {t->routes, (int)first, t->layers, t->copied, d->shape.step, d->suppressed, d->notes};
     if (t->bulk) {
         int most = stage_bytes(t->ctas, t->unit), shared = STAGES * most;
         if (alone(t)) shared = std::max(shared, CLAIM);
@@ -513,8 +508,19 @@ sp_status decode::sides_done(const sp_decode *d) {
     return SP_OK;
 }
 
+sp_status decode::join_sides(sp_decode *d) {
+    for (int i = 0; i < 2; i++) {
+        if (!d->forked[i]) continue;
+        CUDA_TRY(cudaEventRecord(d->joined, d->side[i]));
+        CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->joined, 0));
+    }
+    if (d->transfer->started) CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->transfer->ended, 0));
+    return SP_OK;
+}
+
 void decode::transfer_step_ends(sp_decode *d) {
-    d->transfer->started = false;
+    d->transfer->started = d->forked[0] = d->forked[1] = false;
+    d->awaited = -1;
 }
 
 OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
@@ -522,16 +528,10 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     if (resident(layer_of(d, layer))) return SP_OK;
     if (!ahead) return transfer_run(t, route_of(d, layer), d->suppressed, d->c->stream);
     cudaStream_t side = side_of(d, layer);
-    if (t->kind != SP_TRANSFER_RESIDENT) {
-        SP_TRY(note(d, layer, SP_AT_COPY, side));
-        SP_TRY(transfer_run(t, route_of(d, layer), d->suppressed, side));
-        SP_TRY(note(d, layer, SP_AT_COPIED, side));
-    } else {
-        CUDA_TRY(share_most(publish_kernel));
-        publish_kernel<<<1, 1, 0, side>>>(t->flags + layer, d->shape.step);
-        LAUNCHED("transfer publish", "layer %lld", (long long)layer);
-        if (!t->started) SP_TRY(start_resident(d, layer));
-    }
+    if (t->kind == SP_TRANSFER_RESIDENT) return t->started ? SP_OK : start_resident(d, layer);
+    SP_TRY(note(d, layer, SP_AT_COPY, side));
+    SP_TRY(transfer_run(t, route_of(d, layer), d->suppressed, side));
+    SP_TRY(note(d, layer, SP_AT_COPIED, side));
     CUDA_TRY(cudaEventRecord(d->done[(size_t)layer], side));
     return SP_OK;
 }
@@ -539,13 +539,11 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
 OP sp_decode_transfer_wait(sp_decode *d, int64_t layer) {
     Transfer *t = d->transfer;
     if (resident(layer_of(d, layer))) return SP_OK;
-    bool stays = t->kind == SP_TRANSFER_RESIDENT;
-    // With a kernel that stays, this only joins the streams before the step ends.
-    if (!stays || layer + 2 >= t->layers)
+    if (t->kind != SP_TRANSFER_RESIDENT) {
         CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->done[(size_t)layer], 0));
-    if (!stays) return SP_OK;
-    if (layer + 1 == t->layers) CUDA_TRY(cudaStreamWaitEvent(d->c->stream, t->ended, 0));
-    CUDA_TRY(launch_chained(d->c, await_kernel, dim3(1), dim3(1), 0, t->flags + t->layers + layer,
+        return SP_OK;
+    }
+    CUDA_TRY(launch_chained(d->c, await_kernel, dim3(1), dim3(1), 0, t->copied + layer,
                             (const int32_t *)d->shape.step));
     LAUNCHED("transfer await", "layer %lld", (long long)layer);
     return SP_OK;

@@ -24,7 +24,7 @@ struct Transfer {
     bool started;       // resident: launched in this step
     cudaStream_t whole; // resident: runs beside the side streams
     cudaEvent_t ended;  // resident
-    uint32_t *flags;    // resident: [2*layers] ready and done epochs, device
+    uint32_t *copied;   // resident: [layers] step of the last copies, device
     Route *routes;      // resident: [layers] device
     int layers;
     // host-driven kinds
