@@ -134,7 +134,8 @@ sp_status transfer_open(sp_decode *d);
 // thread blocks running at once leave them out.
 int transfer_multiprocessors(const sp_decode *d);
 void transfer_close(sp_decode *d);
-sp_status transfer_step_begins(sp_decode *d);
+// What the step's first kernel waits for: arrived[i] to be the step, i < n.
+sp_status transfer_step_begins(sp_decode *d, const uint32_t **arrived, int *n);
 // The main stream waits for what a transfer that stays, and the side streams, have been given.
 sp_status join_sides(sp_decode *d);
 void transfer_step_ends(sp_decode *d);

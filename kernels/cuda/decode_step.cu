@@ -8,17 +8,23 @@ using namespace decode;
 
 // Ids come from an argmax or were checked on the host.
 __global__ void decode_embed_kernel(const int32_t *next, const bf16 *table, int64_t table_ld,
-                                    float scale, bf16 *out, int64_t out_ld, int64_t cols) {
+                                    float scale, bf16 *out, int64_t out_ld, int64_t cols,
+                                    const uint32_t *arrived, int n, const int32_t *step) {
     int64_t b = blockIdx.x;
+    if (threadIdx.x < n) await_step(arrived + threadIdx.x, (uint32_t)*step);
+    __syncthreads();
     const bf16 *row = table + next[b] * table_ld;
     for (int64_t x = threadIdx.x; x < cols; x += blockDim.x)
         out[b * out_ld + x] = __float2bfloat16(scale * __bfloat162float(row[x]));
 }
 
 OP sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h) {
-    SP_TRY(transfer_step_begins(d));
+    const uint32_t *arrived;
+    int n;
+    SP_TRY(transfer_step_begins(d, &arrived, &n));
     decode_embed_kernel<<<(unsigned)h.rows, 256, 0, d->c->stream>>>(
-        d->next, (const bf16 *)table.data, table.ld, scale, (bf16 *)h.data, h.ld, h.cols);
+        d->next, (const bf16 *)table.data, table.ld, scale, (bf16 *)h.data, h.ld, h.cols, arrived,
+        n, d->shape.step);
     LAUNCHED("decode embed", "[%lld, %lld]", (long long)h.rows, (long long)h.cols);
     return SP_OK;
 }

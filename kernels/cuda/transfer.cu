@@ -128,8 +128,8 @@ struct Bulk {
 __device__ __forceinline__ void bulk_load(Bulk &b, const uint8_t *src, uint8_t *dst,
                                           uint32_t bytes) {
     int s = b.issued % STAGES;
-    if (b.issued >= STAGES) // the stage's last store has been read out
-        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    if (b.issued >= STAGES) // the stage's last store has been read out, a later one need not be
+        asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
     hopper::barrier_expect_bytes(&b.full[s], bytes);
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
                  "%2, [%3];" ::"r"(hopper::smem_address(b.stage + s * b.most)),
@@ -169,7 +169,7 @@ __device__ __forceinline__ void bulk_drain(Bulk &b, const Route &r) {
         i += gridDim.x;
         if (i < n) next = r.queue->item[i];
         for (int64_t at = 0; at < r.unit; at += b.most) {
-            if (b.issued - b.stored == STAGES) bulk_store(b);
+            if (b.issued - b.stored == STAGES - 1) bulk_store(b);
             bulk_load(b, src + at, dst + at, (uint32_t)min(r.unit - at, (int64_t)b.most));
         }
     }
@@ -192,11 +192,13 @@ __global__ void __launch_bounds__(32) bulk_kernel(Route r, bool suppress, int mo
 #endif
 }
 
-// T2: stays for the whole step. copied[l] is the last step whose list of layer l has been copied.
+// T2: stays for the whole step. copied[l] is the last step whose list of layer l has been copied,
+// arrived[i] the last step for which thread block i has its place: the step begins when all have,
+// or its own kernels would fill the multiprocessors before them, and go on filling them.
 struct Stay {
     const Route *routes;
     int first, layers; // layers first .. layers-1 have lists
-    uint32_t *copied;
+    uint32_t *copied, *arrived;
     const int32_t *step;
     bool suppress;
     unsigned long long *notes; // of a traced step, or NULL
@@ -214,6 +216,7 @@ __device__ __forceinline__ void list_copied(const Stay &s, int l, const Route &r
 
 template <int N> __global__ void __launch_bounds__(THREADS) resident_kernel(Stay s) {
     uint32_t now = (uint32_t)*s.step;
+    if (threadIdx.x == 0) store_release(s.arrived + blockIdx.x, now);
     for (int l = s.first; l < s.layers; l++) {
         if (threadIdx.x == 0) await_list(s, l, now);
         __syncthreads();
@@ -233,6 +236,7 @@ __global__ void __launch_bounds__(32) resident_bulk_kernel(Stay s, int most) {
     if (threadIdx.x) return;
     Bulk b = bulk_begin(stage, full, most);
     uint32_t now = (uint32_t)*s.step;
+    store_release(s.arrived + blockIdx.x, now);
     for (int l = s.first; l < s.layers; l++) {
         await_list(s, l, now);
         Route r = s.routes[l];
@@ -323,6 +327,11 @@ sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind 
         return sp_error(SP_ENVIRONMENT,
                         "transfer 'bulk' needs the Hopper kernels of a card of compute "
                         "capability 9.0; 'kernel' runs on any");
+    if (kind == SP_TRANSFER_RESIDENT && ctas > c->sms)
+        return sp_error(SP_BAD_INPUT,
+                        "transfer 'resident' with %lld thread blocks: at most one for each of the "
+                        "%d multiprocessors, since all must run at once",
+                        (long long)ctas, c->sms);
     t->kind = kind;
     t->ctas = (int)ctas;
     t->capacity = capacity;
@@ -445,9 +454,10 @@ sp_status decode::transfer_open(sp_decode *d) {
     CUDA_TRY(cudaStreamCreateWithPriority(&t->whole, cudaStreamNonBlocking, high));
     CUDA_TRY(cudaEventCreateWithFlags(&t->ended, cudaEventDisableTiming));
     t->layers = (int)d->a.layers;
-    size_t copied = (size_t)t->layers * 4, routes = (size_t)t->layers * sizeof(Route);
-    CUDA_TRY(cudaMalloc(&t->copied, copied));
-    CUDA_TRY(cudaMemset(t->copied, 0, copied));
+    size_t flags = (size_t)(t->layers + t->ctas) * 4, routes = (size_t)t->layers * sizeof(Route);
+    CUDA_TRY(cudaMalloc(&t->copied, flags));
+    CUDA_TRY(cudaMemset(t->copied, 0, flags));
+    t->arrived = t->copied + t->layers;
     CUDA_TRY(cudaMalloc(&t->routes, routes));
     std::vector<Route> list;
     for (int l = 0; l < t->layers; l++) list.push_back(route_of(d, l));
@@ -480,7 +490,8 @@ static sp_status start_resident(sp_decode *d, int64_t first) {
     t->started = true;
     CUDA_TRY(cudaEventRecord(d->ready, d->c->stream));
     CUDA_TRY(cudaStreamWaitEvent(t->whole, d->ready, 0));
-    Stay s = {t->routes, (int)first, t->layers, t->copied, d->shape.step, d->suppressed, d->notes};
+    Stay s = {t->routes,  (int)first,    t->layers,     t->copied,
+              t->arrived, d->shape.step, d->suppressed, d->notes};
     if (t->bulk) {
         int most = stage_bytes(t->ctas, t->unit), shared = STAGES * most;
         if (alone(t)) shared = std::max(shared, CLAIM);
@@ -495,10 +506,14 @@ static sp_status start_resident(sp_decode *d, int64_t first) {
     return SP_OK;
 }
 
-sp_status decode::transfer_step_begins(sp_decode *d) {
+sp_status decode::transfer_step_begins(sp_decode *d, const uint32_t **arrived, int *n) {
     int64_t first = std::max<int64_t>(1, d->a.resident);
+    *arrived = NULL;
+    *n = 0;
     if (!d->a.ahead || d->transfer->kind != SP_TRANSFER_RESIDENT || first >= d->a.layers)
         return SP_OK;
+    *arrived = d->transfer->arrived;
+    *n = d->transfer->ctas;
     return start_resident(d, first);
 }
 

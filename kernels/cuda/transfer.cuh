@@ -25,6 +25,7 @@ struct Transfer {
     cudaStream_t whole; // resident: runs beside the side streams
     cudaEvent_t ended;  // resident
     uint32_t *copied;   // resident: [layers] step of the last copies, device
+    uint32_t *arrived;  // resident: [ctas] behind them
     Route *routes;      // resident: [layers] device
     int layers;
     // host-driven kinds
