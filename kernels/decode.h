@@ -22,9 +22,9 @@
 // Streams: operations run on the backend's stream in the order of their calls, except those with
 // `ahead`: a selection runs on a side stream after everything issued before it, the transfer of its
 // layer on the same stream after it. sp_decode_select_wait and sp_decode_transfer_wait make the
-// main stream wait for them, as sp_decode_advance does at the end. There are two side streams, of even and of odd layers, so that copies
-// of a layer begin while those of the layer before end. Calls between sp_decode_capture_begin and
-// _end are recorded instead of run.
+// main stream wait for them, as sp_decode_advance does at the end. There are two side streams, of
+// even and of odd layers, so that copies of a layer begin while those of the layer before end.
+// Calls between sp_decode_capture_begin and _end are recorded instead of run.
 //
 // Order of one layer's calls (hazards H1 to H7 of inference.md 2.3):
 //   select (fills list, slot list, queue; the tail's new block gets a slot) -> append -> attend;
@@ -266,9 +266,9 @@ sp_status sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c,
                                 sp_transfer_result *out);
 double sp_transfer_bench_reference(const sp_transfer_bench *b); // GB/s of one 256 MiB copy
 void sp_transfer_bench_close(sp_transfer_bench *b);
-// What to use for lists of `units`, by measurement: RESIDENT with 4 thread blocks where the card
-// has bulk copies and they come within 3% of the best rate, else the ticket kernel with the fewest
-// that do. `report`, if not NULL, receives a line for the run header; the caller frees it.
+// What to use for lists of `units`, by measurement: RESIDENT with 2 or 4 thread blocks where the
+// card has bulk copies and they come within 3% of the best rate, else the ticket kernel with the
+// fewest that do. `report`, if not NULL, receives a line for the run header; the caller frees it.
 sp_status sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units,
                              sp_transfer_kind *kind, int64_t *ctas, char **report);
 

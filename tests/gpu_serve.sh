@@ -22,17 +22,18 @@ parts=" $* "
 . "$(dirname "$0")/gpu_table.sh"
 asked() { case $parts in *" $1 "*) ;; *) return 1 ;; esac; }
 
-# NAME BASE TRAINING-OPTION...: trains, exports, validates; what the validation says goes into the table.
+# NAME BASE HELD-OUT-OPTION TRAINING-OPTION...: trains, exports, validates; what the validation says goes into the table.
 validates() {
-    name=$1 base=$2 from=$(now)
-    shift 2
+    name=$1 base=$2 held_out=$3 from=$(now)
+    shift 3
     "$sparda" train "$@" --set "base=$base" --set backend=cuda --set after_training=[] \
         --set eval_every_steps=0 --out "$work/$name" >>"$out/validate.log" 2>&1 &&
         "$sparda" export "$work/$name" --out "$work/$name-export" >>"$out/validate.log" 2>&1
     row "$name: training and export" "exit $?, $(($(now) - from)) s"
     from=$(now)
+    # shellcheck disable=SC2086  # no argument where it is empty
     "$sparda" validate --base "$base" --forecast "$work/$name-export" --report "$out/report-$name" \
-        --set backend=cuda >"$out/validate-$name.log" 2>&1
+        $held_out --set backend=cuda >"$out/validate-$name.log" 2>&1
     row "$name: validation" "exit $?, $(($(now) - from)) s"
     grep -E 'checks passed|^  (warning|failure|failed)' "$out/validate-$name.log" | tee -a "$out/table.txt"
 }
@@ -44,8 +45,8 @@ fi
 
 if asked validate; then
     "$sparda" data synth --out "$work/corpus" --rows 600 --seq-len 1024 --seed 1 >"$out/validate.log" 2>&1
-    validates tiny data/tiny-base configs/tiny.yaml --set "data=[$work/corpus]"
-    validates tiny-nosa data/tiny-nosa configs/tiny-nosa.yaml --set "data=[$work/corpus]" --set steps=150 \
+    validates tiny data/tiny-base '' configs/tiny.yaml --set "data=[$work/corpus]"
+    validates tiny-nosa data/tiny-nosa '' configs/tiny-nosa.yaml --set "data=[$work/corpus]" --set steps=150 \
         --set seq_len=1024
 fi
 
@@ -97,7 +98,7 @@ if asked large; then
     "$sparda" data synth-model --like minicpm4.1-8b --out "$work/base" >>"$out/validate.log" 2>&1
     "$sparda" data synth --out "$work/long" --rows 2 --seq-len 8192 --seed 1 >>"$out/validate.log" 2>&1
     row 'a base of 8B parameters' "$(($(now) - from)) s"
-    validates large "$work/base" configs/minicpm4.1-8b.yaml --set "data=[$work/long]" --set steps=1 \
+    validates large "$work/base" "--data $work/long" configs/minicpm4.1-8b.yaml --set "data=[$work/long]" --set steps=1 \
         --set seq_len=8192 --set global_batch=1
 fi
 cat "$out/table.txt"

@@ -59,7 +59,7 @@ inline Library load() {
     size_t v = version();
     l.usable = v >= OLDEST;
     snprintf(l.name, sizeof l.name, "cuDNN %zu.%zu.%zu%s", v / 10000, v / 100 % 100, v % 100,
-             l.usable ? "" : " (attention needs 9.18.1)");
+             l.usable ? "" : ": attention needs 9.18.1");
     return l;
 }
 

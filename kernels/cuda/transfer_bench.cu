@@ -246,18 +246,20 @@ OP sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c, sp_tra
 
 OP sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units, sp_transfer_kind *kind,
                       int64_t *ctas, char **report) {
-    // Four thread blocks of bulk copies that stay for a step disturb it least: linear layers leave
-    // them their multiprocessors. A card without, or a link that wants more, gets the plain kernel.
+    // A few thread blocks of bulk copies that stay for a step disturb it least: linear layers leave
+    // them their multiprocessors. Two are as fast as four alone, but not beside a step; where lists
+    // are short that matters less than two more multiprocessors (docs/notes/decode-speed.md). A
+    // card without, or a link that wants more, gets the plain kernel.
     enum { WAYS = 5 };
-    static const struct {
+    units = std::max<int64_t>(1, std::min<int64_t>(units, 4096));
+    const struct {
         sp_transfer_kind kind;
         int64_t ctas;
-    } way[WAYS] = {{SP_TRANSFER_BULK, 4},
+    } way[WAYS] = {{SP_TRANSFER_BULK, units * unit_bytes < 8 << 20 ? 2 : 4},
                    {SP_TRANSFER_KERNEL, 4},
                    {SP_TRANSFER_KERNEL, 8},
                    {SP_TRANSFER_KERNEL, 16},
                    {SP_TRANSFER_KERNEL, 32}};
-    units = std::max<int64_t>(1, std::min<int64_t>(units, 4096));
     int64_t pool = std::max<int64_t>((int64_t)256 << 20, units * unit_bytes);
     sp_transfer_bench *b;
     SP_TRY(sp_transfer_bench_open(be, pool, unit_bytes, units, &b));
