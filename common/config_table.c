@@ -103,8 +103,7 @@ const sp_option sp_options[] = {
     WORD("cpu_blas", "auto", "auto openblas onednn", FIXED, cpu_blas,
          "matrix product of the CPU backend; auto: the fastest, measured at start"),
     WORD("cuda_kernels", "auto", "auto portable", FIXED, cuda_kernels,
-         "portable: the kernels for compute capability 8.0 on any card, and no cuDNN; auto: the "
-         "fastest ones"),
+         "portable: the kernels for compute capability 8.0 on any card; auto: the fastest ones"),
     WORD("transfer", "auto", "auto kernel wide resident bulk batch loop gather", CHANGES, transfer,
          "how blocks get from host memory to the GPU when serving; auto: the fastest, measured at "
          "start"),

@@ -151,14 +151,12 @@ static void report(prefill_bench *b, sp_selector s, int64_t T, double *ms, json_
     qsort(ms, (size_t)b->repeats, sizeof *ms, ascending);
     double median = ms[b->repeats / 2], p99 = ms[(int64_t)ceil(0.99 * (double)b->repeats) - 1];
     double tflops = 1e-9 * flop / median;
-    const char *by = s == SP_SELECT_DENSE ? sp_backend_dense_attention(be) : "";
-    const char *comma = *by ? ", " : "";
-    sp_info("  %-9s %8lld tokens  %10.1f ms (slowest %.1f)  %9.0f tokens/s  %7.2f TFLOP/s%s%s",
+    sp_info("  %-9s %8lld tokens  %10.1f ms (slowest %.1f)  %9.0f tokens/s  %7.2f TFLOP/s",
             sp_selector_name(s), (long long)T, median, ms[b->repeats - 1], 1e3 * (double)T / median,
-            tflops, comma, by);
-    char shape[480];
-    snprintf(shape, sizeof shape, "%s, %lld layers, %lld tokens, %s%s%s", b->desc->name,
-             (long long)b->desc->layers, (long long)T, sp_selector_name(s), comma, by);
+            tflops);
+    char shape[160];
+    snprintf(shape, sizeof shape, "%s, %lld layers, %lld tokens, %s", b->desc->name,
+             (long long)b->desc->layers, (long long)T, sp_selector_name(s));
     json_array_append_new(
         b->results,
         json_pack("{s:s, s:s, s:f, s:f, s:f, s:I, s:f, s:n, s:f, s:n, s:f, s:s, s:f, s:f, s:o}",
@@ -223,7 +221,6 @@ static sp_status measure(prefill_bench *b, sp_selector s, int64_t T) {
                                  .allow_longer = true};
     json_t *list = NULL;
     double *ms;
-    sp_backend_dense_attention(b->model->backend); // of what ran before
     SP_TRY(sp_alloc(&ms, b->repeats, sizeof *ms, "times"));
     sp_status st = sp_measure_prefill(&a, T, b->repeats, ms, profile, &list);
     if (st == SP_OK)

@@ -80,10 +80,6 @@ struct sp_backend {
     char *description;    // malloc
     char device_id[48];   // of a GPU: its UUID; else ""
     double matmul_gflops; // 0: not measured (yet)
-    // Since sp_backend_dense_attention was last asked: the library that computed some of it, and
-    // why our own kernel did the rest ("": no library was tried), NULL if they did not; the answer.
-    const char *dense_library, *dense_own;
-    char dense_answer[320];
     sp_dtype storage;
     int64_t tile_bytes;
     int64_t bytes, peak_bytes;

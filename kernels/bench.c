@@ -535,16 +535,14 @@ static sp_status run_case(fixture *f, const bench_case *c, json_t *results) {
         SP_TRY(copy_rate(f, c->bytes, &ceiling));
     if (c->list_share) f->list_share = c->list_share;
     SP_TRY(fixture_fill(f, c->needs));
-    sp_backend_dense_attention(f->be); // of what ran before
     SP_TRY(measure(f, c->run, ms, &n));
     double median = ms[n / 2], tflops = c->flop / median * 1e-9, gbps = c->bytes / median * 1e-6;
     double reached = c->flop ? tflops : gbps;
-    const char *by = c->run == run_dense ? sp_backend_dense_attention(f->be) : c->variant;
-    char shape[480];
+    char shape[160];
     snprintf(shape, sizeof shape, "%s T=%lld D=%lld F=%lld Hq=%lld Hkv=%lld d=%lld%s%s", f->s->name,
              (long long)f->T, (long long)f->s->D, (long long)f->s->F,
              (long long)f->s->heads.q_heads, (long long)f->s->heads.kv_heads,
-             (long long)f->s->heads.head_dim, *by ? ", " : "", by);
+             (long long)f->s->heads.head_dim, c->variant[0] ? ", " : "", c->variant);
     json_t *object =
         json_pack("{ss ss sf sf sf si sf sf so sf so ss so}", "name", c->operation, "shape", shape,
                   "ms_median", median, "ms_min", ms[0], "ms_p99", ms[(int)(0.99 * (n - 1) + 0.5)],

@@ -58,9 +58,6 @@ const char *sp_backend_name(const sp_backend *be); // "cpu" or "cuda"
 const char *sp_backend_description(const sp_backend *be);
 // What tells its device from all others, on this host and on others: a GPU's UUID; "" for the CPU.
 const char *sp_backend_device_id(const sp_backend *be);
-// What computed sp_dense_attention since this was last asked, for reports: "cuDNN 9.19.0", "own
-// kernel", "own kernel (REASON)", or both; "" where there is but one way, or nothing ran.
-const char *sp_backend_dense_attention(sp_backend *be);
 const char *sp_backend_blas(const sp_backend *be); // name usable as cpu_blas, for exact resume
 // GFLOP/s of large matrix products of random numbers in the storage type, the ceiling that shares
 // refer to: measured at start on the CPU, by the first call (a third of a second) on a GPU; 0 if

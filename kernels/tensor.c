@@ -4,7 +4,6 @@
 #include "common/build.h"
 #include "common/util.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -72,14 +71,6 @@ const char *sp_backend_device_id(const sp_backend *be) {
 }
 const char *sp_backend_blas(const sp_backend *be) {
     return be->blas;
-}
-const char *sp_backend_dense_attention(sp_backend *be) {
-    const char *library = be->dense_library, *own = be->dense_own;
-    snprintf(be->dense_answer, sizeof be->dense_answer, "%s%s%s%s%s%s", library ? library : "",
-             library && own ? ", " : "", own ? "own kernel" : "", own && *own ? " (" : "",
-             own ? own : "", own && *own ? ")" : "");
-    be->dense_library = be->dense_own = NULL;
-    return be->dense_answer;
 }
 double sp_backend_matmul_gflops(sp_backend *be) {
     if (be->matmul_gflops == 0 && be->ops->matmul_rate)

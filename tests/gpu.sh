@@ -15,7 +15,6 @@ build=$1 out=$2 layers=${3:-4}
 passes operations.log 'operations against the CPU backend' "$tests/test_cuda_operations"
 passes operations.log 'portable kernels against the CPU backend' "$tests/test_cuda_operations" --portable
 passes dense.log 'long dense attention against the CPU backend' "$tests/test_cuda_dense_attention"
-row 'which of its shapes ran by what' "$(sed -n 's/.* by /by /p' "$out/dense.log" | sort | uniq -c | tr -s ' \n' ' ')"
 passes golden.log 'golden step within twice plain bf16' "$tests/test_cuda_golden"
 passes golden.log 'the same by portable kernels' "$tests/test_cuda_golden" --portable
 

@@ -1,8 +1,8 @@
 // ctest: timeout=600
-// Long dense attention on a GPU against the CPU backend: shapes that go to cuDNN where the machine
-// has it. Says for each which way it ran; passes by either. Skipped where no device is.
+// Long dense attention on a GPU against the CPU backend: whole prompts and chunks, up to 122,101
+// keys. Skipped where no device is.
 //
-//   test_cuda_dense_attention [--portable] | grep ' by '
+//   test_cuda_dense_attention [--portable]
 //
 // Bounds as in test_cuda_operations.c. One head of the CPU's work is 2^27 pairs of row and key, a
 // second or two on all cores.
@@ -10,7 +10,6 @@
 #include "tests/gpu_options.h"
 #include "tests/support.h"
 
-#include "common/build.h"
 #include "common/util.h"
 
 #include <math.h>
@@ -57,12 +56,11 @@ typedef struct shape {
     int64_t rows, q0;
 } shape;
 
-// In this order: a plan's kernel is shared by later, longer and shorter shapes of the same heads.
 static const shape shapes[] = {
     {{4, 2, 128}, 11621, 0}, // all rows
     {{4, 2, 128}, 8193, 8190}, {{4, 2, 128}, 4099, 28700}, {{4, 2, 128}, 1100, 121000},
-    {{4, 2, 128}, 11650, 3}, // fewer keys than before
-    {{8, 1, 64}, 11777, 0},    {{8, 1, 64}, 1101, 121000}, {{8, 1, 64}, 8193, 8190},
+    {{4, 2, 128}, 11650, 3},   {{8, 1, 64}, 11777, 0},     {{8, 1, 64}, 1101, 121000},
+    {{8, 1, 64}, 8193, 8190},
 };
 
 static void agrees_with_the_cpu(const shape *s) {
@@ -78,8 +76,7 @@ static void agrees_with_the_cpu(const shape *s) {
     assert_ok(sp_dense_attention(h, on_cpu.q, s->q0, on_cpu.k, on_cpu.v, SP_NO_TENSOR, want));
     sp_tensor out = sp_tensor_rows(sp_tensor_cols(room, 0, cols), 0, s->rows);
     float *right = test_download(want), *got = NULL;
-    sp_backend_dense_attention(gpu);
-    for (int again = 0; again < 3; again++) { // the first is the one that is checked
+    for (int again = 0; again < 2; again++) {
         assert_ok(sp_fill(room, 7));
         assert_ok(sp_dense_attention(h, on_gpu.q, s->q0, on_gpu.k, on_gpu.v, SP_NO_TENSOR, out));
         float *now = test_download(room);
@@ -87,8 +84,6 @@ static void agrees_with_the_cpu(const shape *s) {
         free(got);
         got = now;
     }
-    const char *by = sp_backend_dense_attention(gpu);
-    bool library = strncmp(by, "own kernel", strlen("own kernel")) != 0;
     double worst = 0, difference = 0, size = 0;
     for (int64_t r = 0; r < s->rows + GUARD; r++) {
         const float *g = got + r * row, *w = right + r * cols;
@@ -107,11 +102,9 @@ static void agrees_with_the_cpu(const shape *s) {
         size += of_row;
     }
     double error = sqrt(difference / size);
-    const char *reason = library ? by : by + strlen("own kernel");
-    printf("  %lld rows, %lld keys, %lld/%lld heads of %lld: rel %.2e, worst row %.2e, by %s%s%s\n",
+    printf("  %lld rows, %lld keys, %lld/%lld heads of %lld: rel %.2e, worst row %.2e\n",
            (long long)s->rows, (long long)keys, (long long)h.q_heads, (long long)h.kv_heads,
-           (long long)h.head_dim, error, worst, library ? "" : "our kernel",
-           library || !*reason ? "" : ":", reason);
+           (long long)h.head_dim, error, worst);
     if (!(error <= 6e-3 && worst <= 3e-2))
         fail_msg("relative error %g, worst row %g", error, worst);
     sp_tensor *all[] = {&on_cpu.all, &on_gpu.all, &want, &room};

@@ -1,6 +1,5 @@
 // The CUDA backend: opening a device, memory, transfers (design, "Operations and backends").
 #include "kernels/cuda/cuda.cuh"
-#include "kernels/cuda/dense_attention_cudnn.cuh"
 
 #include <algorithm>
 #include <cstring>
@@ -200,7 +199,6 @@ static void close_backend(sp_backend *be) {
     sp_cuda *c = (sp_cuda *)be;
     sp_cuda_comm_leave(be, false);
     if (c->stream) cudaStreamSynchronize(c->stream);
-    sp_cudnn_close(c);
     sp_cuda_matmul_close(c);
     if (c->lt) cublasLtDestroy(c->lt);
     cudaFree(c->lt_workspace);
@@ -310,7 +308,6 @@ static sp_status open_device(sp_cuda *c, int device, bool portable) {
             "GPU %d (%s) has compute capability %d.%d; this build has code for " SPARDA_CUDA_CODE
             " (CMake option SPARDA_CUDA_ARCHITECTURES); backend 'cpu' needs no GPU",
             device, prop.name, prop.major, prop.minor);
-    c->portable = portable;
     c->hopper = SPARDA_HAVE_HOPPER && prop.major == 9 && prop.minor == 0 && !portable;
     CUDA_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
     if (cublasLtCreate(&c->lt) != CUBLAS_STATUS_SUCCESS)
@@ -332,10 +329,9 @@ static sp_status open_device(sp_cuda *c, int device, bool portable) {
     CUDA_TRY(cudaDriverGetVersion(&driver));
     c->base.description = sp_format(
         "cuda: GPU %d %s, compute capability %d.%d, %d multiprocessors, %.0f GiB, driver for CUDA "
-        "%d.%d, bf16 storage, %s kernels, cuBLASLt %zu%s%s",
+        "%d.%d, bf16 storage, %s kernels, cuBLASLt %zu",
         device, prop.name, prop.major, prop.minor, c->sms, (double)prop.totalGlobalMem / 0x1p30,
-        driver / 1000, driver % 1000 / 10, c->hopper ? "Hopper" : "portable", cublasLtGetVersion(),
-        portable ? "" : ", ", portable ? "" : sp_cudnn_name());
+        driver / 1000, driver % 1000 / 10, c->hopper ? "Hopper" : "portable", cublasLtGetVersion());
     if (!c->base.description) return sp_error(SP_ENVIRONMENT, "out of memory");
     return SP_OK;
 }

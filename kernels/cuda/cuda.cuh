@@ -25,13 +25,11 @@ typedef CUresult (*sp_encode_map)(CUtensorMap *, CUtensorMapDataType, cuuint32_t
 
 struct sp_matmul_plan; // linear.cu
 struct sp_cuda_comm;   // collective.cu
-struct sp_cudnn;       // dense_attention_cudnn.cu
 
 struct sp_cuda {
     sp_backend base;
     int device, sms;
-    bool hopper;   // launch the kernels that need sm_90a
-    bool portable; // `cuda_kernels: portable`: neither those nor cuDNN
+    bool hopper; // launch the kernels that need sm_90a
     cudaStream_t stream;
     cublasLtHandle_t lt;
     sp_matmul_plan *plans; // most recently made first
@@ -45,7 +43,6 @@ struct sp_cuda {
     cudaEvent_t staged[2];
     sp_encode_map encode_map;
     sp_cuda_comm *comm; // NULL: alone, or not joined
-    sp_cudnn *cudnn;    // NULL: not asked for yet
 };
 
 static inline sp_cuda *sp_cuda_of(sp_tensor t) {
