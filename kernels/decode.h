@@ -267,7 +267,7 @@ sp_status sp_transfer_bench_run(sp_transfer_bench *b, const sp_transfer_case *c,
 double sp_transfer_bench_reference(const sp_transfer_bench *b); // GB/s of one 256 MiB copy
 void sp_transfer_bench_close(sp_transfer_bench *b);
 // What to use for lists of `units`, by measurement: RESIDENT with 2 or 4 thread blocks where the
-// card has bulk copies and they come within 3% of the best rate, else the ticket kernel with the
+// card has bulk copies and they come within 5% of the best rate, else the ticket kernel with the
 // fewest that do. `report`, if not NULL, receives a line for the run header; the caller frees it.
 sp_status sp_transfer_choose(sp_backend *be, int64_t unit_bytes, int64_t units,
                              sp_transfer_kind *kind, int64_t *ctas, char **report);
