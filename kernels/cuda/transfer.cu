@@ -1,8 +1,9 @@
 // The transfer engine (inference.md 3): one work list, several ways to copy it. The contract is in
 // kernels/decode.h, sp_transfer_kind.
 //
-// Kernels read host memory through its mapped address. The list is final when a kernel starts, its
-// order does not matter, and the last thread block to finish empties it. Host-driven kinds read the
+// Kernels read host memory through its mapped address. The list is final when a kernel starts, or
+// (T2) when Queue::chosen says so, its order does not matter, and the last thread block to finish
+// empties it. Host-driven kinds read the
 // list back first, so they cannot be part of a graph.
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/transfer.cuh"
