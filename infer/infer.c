@@ -225,7 +225,8 @@ static sp_status check(const sp_infer_args *a) {
         return sp_error(SP_ENVIRONMENT,
                         "mode %s without Forecast weights of a model with %lld layers",
                         sp_infer_mode_name(a->mode), (long long)d->layers);
-    if (a->no_graph && (a->transfer == SP_TRANSFER_RESIDENT || a->transfer == SP_TRANSFER_AUTO))
+    if (modes[a->mode].ahead && a->no_graph &&
+        (a->transfer == SP_TRANSFER_RESIDENT || a->transfer == SP_TRANSFER_AUTO))
         return sp_error(SP_BAD_INPUT, "transfer '%s' needs a captured step; choose another",
                         sp_transfer_name(a->transfer));
     if (strcmp(sp_backend_name(a->model->backend), "cuda") != 0)

@@ -8,9 +8,11 @@
 // sp_infer_fill with the last query's lists, then sp_infer_start. From then on every sp_infer_step
 // appends one token to all B sequences. A sequence may be started again at any time between steps.
 //
-// A step is one graph on two streams: while layer l runs, the blocks of layer l+1 are chosen from
-// layer l's Forecast and copied (2.2). Lists, slots and logits do not depend on whether blocks are
-// offloaded, nor on when they are copied: bit for bit.
+// A step is one graph on a main and two side streams: while layer l runs, the blocks of layer l+1
+// are chosen from layer l's Forecast and copied (2.2). Lists, slots and logits do not depend on
+// whether blocks are offloaded, nor on when they are copied: bit for bit.
+//
+// After a step that failed the engine can only be closed.
 //
 // Ownership: the engine owns caches, graph and workspace; model and forecast must outlive it. One
 // thread drives one engine; one engine at a time uses a backend's stream.
@@ -55,7 +57,7 @@ typedef struct sp_infer_args {
     sp_transfer_kind transfer;
     int64_t ctas;        // of the transfer; 0 = by measurement (auto), 4 (resident) or 16
     int64_t home_layers; // speed tests: fewer homes than layers; 0 = one each
-    bool no_graph;       // launch operation by operation; not with transfer auto or resident
+    bool no_graph;       // launch operation by operation; ahead not with transfer auto or resident
     int64_t host_bytes;  // of pinned memory that may be used; 0 = what the system says is available
 } sp_infer_args;
 

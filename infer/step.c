@@ -1,6 +1,6 @@
 // One decode step: which operation runs when, on which stream (inference.md 2.2).
 //
-//   main  | QKVF(l) append(l) |R  wait D(l) | attend(l) O MLP | wait C(l+1)  QKVF(l+1) ...
+//   main  | QKVF(l) append(l) |R  wait D(l) | attend(l) O MLP | QKVF(l+1)  wait C(l+1) append(l+1)
 //   side  |   ... copy(l) ...     D(l)|
 //   side  |                    R -> choose(l+1) C(l+1) copy(l+1) ------------------> D(l+1)|
 //

@@ -2,7 +2,7 @@
 // code above (infer/) strings these calls together and never sees a CUDA type.
 //
 // One sp_decode holds a batch of B sequences of different lengths: slots, maps, compressed keys and
-// work lists in device memory, the home of all blocks in pinned host memory, the two streams, and
+// work lists in device memory, the home of all blocks in pinned host memory, the streams, and
 // the graph of a step. Everything that changes from step to step (positions, tokens, lists, counts)
 // lives in device memory, so that a captured step can be launched again and again without any host
 // work.
@@ -21,10 +21,11 @@
 //
 // Streams: operations run on the backend's stream in the order of their calls, except those with
 // `ahead`: a selection runs on a side stream after everything issued before it, the transfer of its
-// layer on the same stream after it. sp_decode_select_wait and sp_decode_transfer_wait make the
-// main stream wait for them, as sp_decode_advance does at the end. There are two side streams, of
-// even and of odd layers, so that copies of a layer begin while those of the layer before end.
-// Calls between sp_decode_capture_begin and _end are recorded instead of run.
+// layer after it, on the same stream or by a kernel that stays for the step (RESIDENT).
+// sp_decode_select_wait and sp_decode_transfer_wait make the main stream wait for them, as
+// sp_decode_advance does at the end. There are two side streams, of even and of odd layers, so that
+// copies of a layer begin while those of the layer before end. Calls between
+// sp_decode_capture_begin and _end are recorded instead of run.
 //
 // Order of one layer's calls (hazards H1 to H7 of inference.md 2.3):
 //   select (fills list, slot list, queue; the tail's new block gets a slot) -> append -> attend;
@@ -154,7 +155,8 @@ sp_status sp_decode_append(sp_decode *d, int64_t layer, sp_tensor k, sp_tensor v
 sp_status sp_decode_select_forecast(sp_decode *d, int64_t layer, sp_tensor f, bool ahead);
 sp_status sp_decode_select_original(sp_decode *d, int64_t layer, sp_tensor q);
 sp_status sp_decode_select_partial(sp_decode *d, int64_t layer, sp_tensor projected, bool ahead);
-// The layer's next append, and what follows it on the main stream, waits for its selection ahead.
+// The layer's next append, and what follows it on the main stream, waits for its selection ahead;
+// with partial keys everything after this call does (what the selection reads is written sooner).
 sp_status sp_decode_select_wait(sp_decode *d, int64_t layer);
 
 // InfiniGen (inference.md 4): projected[b, h] = (sum of the group's query heads of q [B, Hq*d])

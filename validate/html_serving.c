@@ -1,5 +1,5 @@
 // The part of the report page about serving (inference.md 5.4 T and M): decode throughput of every
-// baseline against its limit, one step on both streams, misses by slot capacity, memory.
+// baseline against its limit, one step on its streams, misses by slot capacity, memory.
 #include "validate/html.h"
 
 #include <math.h>
@@ -116,7 +116,7 @@ static void throughput_chart(sp_text *t, json_t *rows) {
     sp_text_add(t, "</figure>");
 }
 
-// ---- one step on both streams -------------------------------------------------------------------
+// ---- one step on its streams --------------------------------------------------------------------
 
 static void timeline(sp_text *t, json_t *spans) {
     enum { MAX_SPANS = 1024, ROWS = 2 };

@@ -1,5 +1,5 @@
 // Query-independent importance of keys from their values (training.md 1.6): a warp per token, fp32.
-#include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/chained.cuh"
 
 enum { THREADS = 256 };
 
@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(THREADS)
 
 OP sp_cuda_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, sp_tensor out) {
     sp_cuda *c = sp_cuda_of(v);
+    CUDA_TRY(share_most(cis_kernel)); // decode runs it beside others
     cis_kernel<<<(unsigned)ceil_div(v.rows * 32, THREADS), THREADS, 0, c->stream>>>(
         (const bf16 *)v.data, v.ld, (const bf16 *)delta.data, delta.ld, (const float *)scale.data,
         (int)heads.kv_heads, (int)v.cols, v.rows, (float *)out.data, out.ld);

@@ -91,7 +91,7 @@ struct sp_decode {
     unsigned long long *notes; // [layers + 1][SP_MOMENTS] device; NULL: no trace
 
     int32_t *next;      // [B] device
-    int32_t *staging;   // pinned, 4*B int32
+    int32_t *staging;   // pinned, [B]
     float *scores;      // [2][pairs][NB], of even and of odd layers
     int32_t *order;     // [Hkv][NB] scratch of sp_decode_fill, with importance
     uint32_t *arrived;  // [2][pairs] thread blocks of a selection that are done
@@ -125,8 +125,6 @@ static inline bool resident(const Layer &l) {
 static inline cudaStream_t side_of(const sp_decode *d, int64_t layer) {
     return d->side[layer & 1];
 }
-// The side streams, and a transfer that stays, have done all they were given.
-sp_status sides_done(const sp_decode *d);
 
 // transfer.cu
 sp_status transfer_open(sp_decode *d);
@@ -136,8 +134,12 @@ int transfer_multiprocessors(const sp_decode *d);
 void transfer_close(sp_decode *d);
 // What the step's first kernel waits for: arrived[i] to be the step, i < n.
 sp_status transfer_step_begins(sp_decode *d, const uint32_t **arrived, int *n);
+// The side streams, and a transfer that stays, have done all they were given.
+sp_status sides_done(const sp_decode *d);
 // The main stream waits for what a transfer that stays, and the side streams, have been given.
 sp_status join_sides(sp_decode *d);
+// The main stream waits, in a kernel of one thread, until *at is the step.
+sp_status await_on_main(sp_decode *d, const uint32_t *at);
 void transfer_step_ends(sp_decode *d);
 
 // Shared memory of a selection (decode_select.cu).

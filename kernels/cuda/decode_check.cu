@@ -65,6 +65,7 @@ OP sp_decode_elapsed(sp_decode *d, int64_t from, int64_t to, double *ms) {
 // --------------------------------------------------------------------------------------
 
 static sp_status download(sp_decode *d, void *to, const void *from, int64_t bytes) {
+    SP_TRY(sides_done(d));
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
     CUDA_TRY(cudaMemcpy(to, from, (size_t)bytes, cudaMemcpyDeviceToHost));
     return SP_OK;

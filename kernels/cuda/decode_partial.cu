@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(32)
 }
 
 OP sp_decode_project_queries(sp_decode *d, int64_t layer, sp_tensor q, sp_tensor projected) {
+    CUDA_TRY(share_most(project_queries_kernel));
     project_queries_kernel<<<(unsigned)d->shape.pairs(), CHANNELS, 0, d->c->stream>>>(
         d->shape, layer_of(d, layer), (const bf16 *)q.data, q.ld, (bf16 *)projected.data,
         projected.ld);

@@ -2,8 +2,9 @@
 // (inference.md 1.2, 2.3, 2.7).
 //
 // Thread blocks of one pair share its windows; the last one to finish cuts the list and assigns
-// slots. Scores stay fp32. Candidates are blocks I .. qb-W-1: what is forced is never looked at, so
-// the newest compressed key is not needed (2.4), and ties go to the lower block.
+// slots; the last pair to have them says so in Queue::chosen. Scores stay fp32. Candidates are
+// blocks I .. qb-W-1: what is forced is never looked at, so the newest compressed key is not needed
+// (2.4), and ties go to the lower block.
 #include "kernels/cuda/ampere.cuh"
 #include "kernels/cuda/decode.cuh"
 
@@ -582,6 +583,11 @@ static sp_status leave_main(sp_decode *d, int64_t layer) {
 }
 
 OP sp_decode_select_wait(sp_decode *d, int64_t layer) {
+    // Usually the append waits by itself. With InfiniGen what the selection reads is written before
+    // that, and linear layers could start behind it and keep the selection out; so could more
+    // waiting thread blocks than there are multiprocessors.
+    if (d->a.channels > 0 || d->shape.pairs() > d->c->sms)
+        return await_on_main(d, &layer_of(d, layer).queue->chosen);
     d->awaited = layer;
     return SP_OK;
 }

@@ -266,7 +266,7 @@ static sp_status allocate(sp_decode *d) {
     SP_TRY(take(d, s.batch * 4, "positions", w, &d->shape.position));
     SP_TRY(take(d, s.batch * 4, "tokens", w, &d->next));
     SP_TRY(take(d, 4, "step", w, &d->shape.step));
-    CUDA_TRY(cudaMallocHost(&d->staging, 2 * (size_t)s.batch * 4));
+    CUDA_TRY(cudaMallocHost(&d->staging, (size_t)s.batch * 4));
     int low, high;
     CUDA_TRY(cudaDeviceGetStreamPriorityRange(&low, &high));
     CUDA_TRY(cudaEventCreateWithFlags(&d->ready, cudaEventDisableTiming));
@@ -279,7 +279,8 @@ static sp_status allocate(sp_decode *d) {
     d->done.resize((size_t)d->a.layers);
     for (cudaEvent_t &e : d->done) CUDA_TRY(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
     int32_t one = 1;
-    CUDA_TRY(cudaMemcpy(d->shape.step, &one, sizeof one, cudaMemcpyHostToDevice));
+    CUDA_TRY(
+        cudaMemcpyAsync(d->shape.step, &one, sizeof one, cudaMemcpyHostToDevice, d->c->stream));
     SP_TRY(transfer_open(d));
     CUDA_TRY(cudaStreamSynchronize(d->c->stream));
     return SP_OK;

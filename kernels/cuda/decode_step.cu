@@ -11,8 +11,8 @@ __global__ void decode_embed_kernel(const int32_t *next, const bf16 *table, int6
                                     float scale, bf16 *out, int64_t out_ld, int64_t cols,
                                     const uint32_t *arrived, int n, const int32_t *step) {
     int64_t b = blockIdx.x;
-    if (threadIdx.x < n) await_step(arrived + threadIdx.x, (uint32_t)*step);
-    __syncthreads();
+    if (b == 0) // one is enough: the next kernel waits for all of this one
+        for (int i = threadIdx.x; i < n; i += blockDim.x) await_step(arrived + i, (uint32_t)*step);
     const bf16 *row = table + next[b] * table_ld;
     for (int64_t x = threadIdx.x; x < cols; x += blockDim.x)
         out[b * out_ld + x] = __float2bfloat16(scale * __bfloat162float(row[x]));
@@ -22,6 +22,7 @@ OP sp_decode_embed(sp_decode *d, sp_tensor table, float scale, sp_tensor h) {
     const uint32_t *arrived;
     int n;
     SP_TRY(transfer_step_begins(d, &arrived, &n));
+    CUDA_TRY(share_most(decode_embed_kernel));
     decode_embed_kernel<<<(unsigned)h.rows, 256, 0, d->c->stream>>>(
         d->next, (const bf16 *)table.data, table.ld, scale, (bf16 *)h.data, h.ld, h.cols, arrived,
         n, d->shape.step);

@@ -10,6 +10,7 @@ __global__ void note_kernel(unsigned long long *at) {
 
 sp_status decode::note(sp_decode *d, int64_t layer, sp_decode_moment moment, cudaStream_t stream) {
     if (!d->notes) return SP_OK;
+    CUDA_TRY(share_most(note_kernel));
     note_kernel<<<1, 1, 0, stream>>>(d->notes + layer * SP_MOMENTS + moment);
     LAUNCHED("decode note", "layer %lld", (long long)layer);
     return SP_OK;

@@ -3,8 +3,7 @@
 //
 // Kernels read host memory through its mapped address. The list is final when a kernel starts, or
 // (T2) when Queue::chosen says so, its order does not matter, and the last thread block to finish
-// empties it. Host-driven kinds read the
-// list back first, so they cannot be part of a graph.
+// empties it. Host-driven kinds read the list back first, so they cannot be part of a graph.
 #include "kernels/cuda/hopper.cuh"
 #include "kernels/cuda/transfer.cuh"
 
@@ -110,8 +109,8 @@ __global__ void __launch_bounds__(THREADS) wide_kernel(Route r, bool suppress) {
 }
 
 // T3: one thread of a block moves units through shared memory, up to STAGES pieces of `most` bytes
-// at once. Blocks share at most BULK_BYTES. Pieces of a unit are equal: a stage that is half empty
-// is not in flight. One stage is being read out while the others are filled.
+// at once. Up to 64 blocks share at most BULK_BYTES. Pieces of a unit are equal: a stage that is
+// half empty is not in flight. One stage is being read out while the others are filled.
 constexpr int STAGES = 5, BULK_BYTES = 320 << 10, STAGE_MOST = 32 << 10;
 
 struct Bulk {
@@ -251,9 +250,9 @@ __global__ void __launch_bounds__(32) resident_bulk_kernel(Stay s, int most) {
 
 // One thread waits, not the thread blocks of attention: they would keep those of the next layer's
 // selection out.
-__global__ void await_kernel(const uint32_t *copied, const int32_t *step) {
+__global__ void await_kernel(const uint32_t *at, const int32_t *step) {
     wait_for_previous();
-    await_step(copied, (uint32_t)*step);
+    await_step(at, (uint32_t)*step);
 }
 
 // Gathered units lie in order; item i goes to its slot.
@@ -328,10 +327,10 @@ sp_status decode::transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind 
         return sp_error(SP_ENVIRONMENT,
                         "transfer 'bulk' needs the Hopper kernels of a card of compute "
                         "capability 9.0; 'kernel' runs on any");
-    if (kind == SP_TRANSFER_RESIDENT && ctas > c->sms)
+    if (kind == SP_TRANSFER_RESIDENT && ctas > c->sms / 2)
         return sp_error(SP_BAD_INPUT,
-                        "transfer 'resident' with %lld thread blocks: at most one for each of the "
-                        "%d multiprocessors, since all must run at once",
+                        "transfer 'resident' with %lld thread blocks: at most half as many as the "
+                        "%d multiprocessors, which the rest of a step needs beside them",
                         (long long)ctas, c->sms);
     t->kind = kind;
     t->ctas = (int)ctas;
@@ -480,6 +479,7 @@ int decode::transfer_multiprocessors(const sp_decode *d) {
 
 void decode::transfer_close(sp_decode *d) {
     if (!d->transfer) return;
+    if (d->transfer->whole) cudaStreamSynchronize(d->transfer->whole);
     transfer_free(d->transfer);
     delete d->transfer;
     d->transfer = NULL;
@@ -552,6 +552,13 @@ OP sp_decode_transfer(sp_decode *d, int64_t layer, bool ahead) {
     return SP_OK;
 }
 
+sp_status decode::await_on_main(sp_decode *d, const uint32_t *at) {
+    CUDA_TRY(launch_chained(d->c, await_kernel, dim3(1), dim3(1), 0, at,
+                            (const int32_t *)d->shape.step));
+    LAUNCHED("await", "step at %p", (const void *)at);
+    return SP_OK;
+}
+
 OP sp_decode_transfer_wait(sp_decode *d, int64_t layer) {
     Transfer *t = d->transfer;
     if (resident(layer_of(d, layer))) return SP_OK;
@@ -559,10 +566,7 @@ OP sp_decode_transfer_wait(sp_decode *d, int64_t layer) {
         CUDA_TRY(cudaStreamWaitEvent(d->c->stream, d->done[(size_t)layer], 0));
         return SP_OK;
     }
-    CUDA_TRY(launch_chained(d->c, await_kernel, dim3(1), dim3(1), 0, t->copied + layer,
-                            (const int32_t *)d->shape.step));
-    LAUNCHED("transfer await", "layer %lld", (long long)layer);
-    return SP_OK;
+    return await_on_main(d, t->copied + layer);
 }
 
 OP sp_decode_check_copies(sp_decode *d, int64_t layer, int64_t *checked, int64_t *different) {

@@ -38,7 +38,8 @@ struct Transfer {
 sp_status transfer_make(const sp_cuda *c, Transfer *t, sp_transfer_kind kind, int64_t ctas,
                         int64_t capacity, int64_t unit);
 void transfer_free(Transfer *t);
-// Copies what the queue holds and empties it, on `stream`. Not RESIDENT. `suppress`: empties only.
+// Copies what the queue holds and empties it, on `stream`; RESIDENT as BULK or KERNEL would.
+// `suppress`: empties only.
 sp_status transfer_run(Transfer *t, const Route &r, bool suppress, cudaStream_t stream);
 
 // Sums of units out[i] = checksum of the unit in slots of item i, for i < n.

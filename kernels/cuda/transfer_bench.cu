@@ -2,7 +2,6 @@
 #include "kernels/cuda/transfer.cuh"
 
 #include <cstring>
-#include <new>
 
 using namespace decode;
 
