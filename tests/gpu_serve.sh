@@ -62,7 +62,7 @@ cell=0
 if asked decode; then
     "$sparda" data synth-model --like minicpm4.1-8b --layers 4 --out "$work/base" >"$out/decode.log" 2>&1
     decodes minicpm4.1-8b
-    for way in 'kernel 8' 'kernel 16' 'bulk 4' 'bulk 8' 'bulk 16' 'resident 8'; do
+    for way in 'resident 2' 'resident 4' 'resident 8' 'bulk 16' 'kernel 8' 'kernel 16'; do
         decodes minicpm4.1-8b --modes forecast-inline,sparda --transfer "${way% *}" --ctas "${way#* }"
     done
     rm -rf "$work/base"
