@@ -172,8 +172,16 @@ __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
     return x;
 }
+// What never comes ends the kernel, and so the step, with an error instead of a hang: a tool that
+// runs kernels one at a time, say, must not run one that waits for a later one.
+constexpr unsigned long long AWAIT_NANOSECONDS = 60ull * 1000 * 1000 * 1000;
 __device__ __forceinline__ void await_step(const uint32_t *at, uint32_t step) {
-    while (load_acquire(at) != step) __nanosleep(32);
+    if (load_acquire(at) == step) return;
+    unsigned long long since = clock_now();
+    while (load_acquire(at) != step) {
+        __nanosleep(32);
+        if (clock_now() - since > AWAIT_NANOSECONDS) __trap();
+    }
 }
 __device__ __forceinline__ void store_release(uint32_t *p, uint32_t x) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(x) : "memory");
