@@ -1,7 +1,10 @@
-// The command line of the programs that test on a GPU: PROGRAM [--small] [--portable] [FILTER].
+// What the programs that test on a GPU share: their command line, PROGRAM [--small] [--portable]
+// [FILTER], and opening the GPU.
 #ifndef SPARDA_TEST_GPU_OPTIONS_H
 #define SPARDA_TEST_GPU_OPTIONS_H
 
+#include "common/build.h"
+#include "kernels/backend.h"
 #include "tests/support.h"
 
 #include <stdbool.h>
@@ -27,6 +30,26 @@ static inline gpu_options gpu_options_of(int argc, char **argv) {
             cmocka_set_test_filter(argv[i]);
     }
     return o;
+}
+
+// Opens the GPU, and the CPU backend beside it unless cpu is NULL. False where there is no GPU,
+// which is said; a GPU that cannot be opened is a failure.
+static inline bool gpu_opens(gpu_options options, sp_backend **gpu, sp_backend **cpu) {
+#if SPARDA_HAVE_CUDA
+    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = options.portable};
+    if (sp_cuda_device_present()) {
+        assert_ok(sp_backend_open(&o, gpu));
+        o.name = "cpu";
+        if (cpu) assert_ok(sp_backend_open(&o, cpu));
+        printf("%s\n", sp_backend_description(*gpu));
+        return true;
+    }
+    printf("skipped: no GPU that this build has code for\n");
+#else
+    (void)options, (void)gpu, (void)cpu;
+    printf("skipped: built without CUDA\n");
+#endif
+    return false;
 }
 
 #endif

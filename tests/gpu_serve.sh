@@ -41,6 +41,8 @@ validates() {
 if asked check; then
     passes check.log 'decode operations against the CPU backend' "$tests/test_cuda_decode"
     passes check.log 'whole runs to the bit, both bases' "$tests/test_cuda_serve"
+    passes check.log 'decode operations by portable kernels' "$tests/test_cuda_decode" --portable
+    passes check.log 'whole runs by portable kernels' "$tests/test_cuda_serve" --portable
 fi
 
 if asked validate; then

@@ -118,15 +118,7 @@ static void long_dense_attention(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const gpu_options options = gpu_options_of(argc, argv);
-    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = options.portable};
-    if (sp_backend_open(&o, &gpu) != SP_OK) {
-        printf("skipped: %s\n", sp_error_text());
-        return 0;
-    }
-    o.name = "cpu";
-    if (sp_backend_open(&o, &cpu) != SP_OK) return 1;
-    printf("%s\n", sp_backend_description(gpu));
+    if (!gpu_opens(gpu_options_of(argc, argv), &gpu, &cpu)) return 0;
     const struct CMUnitTest tests[] = {cmocka_unit_test(long_dense_attention)};
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     sp_backend_close(gpu);

@@ -361,17 +361,9 @@ static void optimiser_and_tables(void **state) {
 }
 
 int main(int argc, char **argv) {
-#if SPARDA_HAVE_CUDA
     const gpu_options options = gpu_options_of(argc, argv);
+    if (!gpu_opens(options, &gpu, &cpu)) return 0;
     if (options.small) n_shapes = 5;
-    sp_backend_options o = {.name = "cuda", .local_ranks = 1, .portable_kernels = options.portable};
-    if (sp_backend_open(&o, &gpu) != SP_OK) {
-        printf("skipped: %s\n", sp_error_text());
-        return 0;
-    }
-    o.name = "cpu";
-    if (sp_backend_open(&o, &cpu) != SP_OK) return 1;
-    printf("%s\n", sp_backend_description(gpu));
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_agree_with_the_cpu),
         cmocka_unit_test(optimiser_and_tables),
@@ -380,10 +372,4 @@ int main(int argc, char **argv) {
     sp_backend_close(gpu);
     sp_backend_close(cpu);
     return failed;
-#else
-    (void)argc, (void)argv, (void)operations_agree_with_the_cpu, (void)optimiser_and_tables;
-    (void)cpu, (void)gpu;
-    printf("skipped: built without CUDA\n");
-    return 0;
-#endif
 }
