@@ -136,8 +136,7 @@ static void ways_of_serving(void **state) {
     assert_same("ahead against inline", &inlined, &ahead, true);
     assert_int_equal(inlined.missed, ahead.missed);
     for (sp_transfer_kind k = SP_TRANSFER_WIDE; k < SP_TRANSFER_KINDS; k++) {
-        // Waits inside a kernel for the other stream: a tool that runs kernels one by one would
-        // hang.
+        // Its kernel waits for later ones: it could not run under a tool that runs them one by one.
         if (small && k == SP_TRANSFER_RESIDENT) continue;
         if (portable && k == SP_TRANSFER_BULK) continue; // needs Hopper's kernels
         char name[64];
