@@ -6,7 +6,7 @@
 
 using importance::Params;
 
-static const int windows_per_block = 4096; // of pass 2; measured: docs/notes/gpu-speed.md
+static const int windows_per_block = 4096; // of pass 2, at most; measured: docs/notes/gpu-speed.md
 
 struct Launch {
     sp_cuda *c;
@@ -28,7 +28,7 @@ template <int D> static sp_status launch_lse(const Launch &l) {
         auto kernel = importance_sm90::lse_kernel<D>;
         SP_TRY(allow(kernel, L::SMEM));
         dim3 grid((unsigned)ceil_div(p.rows, L::ROWS), (unsigned)p.q_heads);
-        kernel<<<grid, importance_sm90::THREADS, L::SMEM, l.c->stream>>>(l.q_map, l.k_map, p);
+        kernel<<<grid, L::THREADS, L::SMEM, l.c->stream>>>(l.q_map, l.k_map, p);
     } else {
         using namespace importance_sm80;
         auto kernel = importance_sm80::lse_kernel<D>;
@@ -47,9 +47,9 @@ template <int D, int RHO, bool MEAN> static sp_status launch_pool(const Launch &
         auto kernel = importance_sm90::importance_kernel<D, RHO, MEAN>;
         SP_TRY(allow(kernel, I::SMEM));
         p.chunk = windows_per_block / I::KEYS;
-        dim3 grid((unsigned)ceil_div(p.rows, I::ROWS), (unsigned)ceil_div(p.n, windows_per_block),
+        dim3 grid((unsigned)ceil_div(p.rows, I::ROWS), (unsigned)ceil_div(p.n, p.chunk * I::KEYS),
                   (unsigned)p.kv_heads);
-        kernel<<<grid, importance_sm90::THREADS, I::SMEM, l.c->stream>>>(l.q_map, l.k_map, p);
+        kernel<<<grid, I::THREADS, I::SMEM, l.c->stream>>>(l.q_map, l.k_map, p);
     } else {
         using namespace importance_sm80;
         auto kernel = importance_sm80::importance_kernel<D, RHO, MEAN>;

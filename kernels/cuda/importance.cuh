@@ -147,17 +147,11 @@ __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *
         join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
 }
 
+// P += exp2(s * scale - lse) of the two rows of a thread.
 __device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&s)[64], float scale,
                                                   const float (&lse)[2]) {
 #pragma unroll
-    for (int half = 0; half < 2; half++)
-#pragma unroll
-        for (int j = 0; j < 16; j++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                int i = 4 * j + 2 * half + e;
-                P[i] += exp2_fast(fmaf(s[i], scale, -lse[half]));
-            }
+    for (int i = 0; i < 64; i++) P[i] += exp2_fast(fmaf(s[i], scale, -lse[i / 2 % 2]));
 }
 
 // The end of a tile: P[16 x 128] from window key0 on, of the rows `row` and `row` + 8 of KV head
