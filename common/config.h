@@ -87,7 +87,8 @@ typedef struct sp_config {
     struct {
         int64_t samples;     // needle sequences per task and length
         sp_int_list lengths; // empty: chosen from the model
-        int64_t lm_rows;     // sequences of the language-model loss
+        int64_t lm_rows;     // text sequences per length; 0: chosen from the length
+        int64_t positions;   // of a text sequence that are measured
     } validate;
 
     char **source; // per table row: "FILE:LINE" or "--set"; NULL: default

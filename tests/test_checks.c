@@ -328,6 +328,7 @@ static void open_pass_of(fixture *x, const sp_model *m, sp_forecast forecast, in
                      .lengths = x->lengths,
                      .n_lengths = 1,
                      .rows = rows,
+                     .positions = 4096,
                      .samples = 2,
                      .seed = 7,
                      .noise_kl = NAN,
@@ -555,6 +556,113 @@ static void test_too_short_or_without_text(void **state) {
     close_pass(&x);
 }
 
+// ---- rows and positions -------------------------------------------------------------------------
+
+static void test_positions_of_long_rows(void **state) {
+    (void)state;
+    static const struct {
+        int64_t T, positions, most, want;
+    } c[] = {{1000, 4096, 128, 1000}, {1000, 1000, 7, 1000},     {1, 128, 128, 1},
+             {1000, 500, 128, 360},   {65536, 4096, 128, 4096},  {65536, 4096, 60, 4096},
+             {8192, 4096, 128, 4096}, {70000, 5000, 4096, 4976}, {129, 128, 128, 1}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        int64_t end = 0, total = 0, gap = 0;
+        for (sp_sample s = {0}; sp_next_sample(c[i].T, c[i].positions, c[i].most, &s);) {
+            assert_true(s.n >= 1 && s.n <= c[i].most && s.row0 >= end);
+            gap = s.row0 - end > gap ? s.row0 - end : gap;
+            end = s.row0 + s.n;
+            total += s.n;
+        }
+        assert_int_equal(end, c[i].T); // the last position, which sees most
+        assert_int_equal(total, c[i].want);
+        assert_true(total == c[i].T ? gap == 0 : gap < 2 * c[i].T / (c[i].want / 128 + 1));
+    }
+    static const int64_t rows[][2] = {{512, 16},  {8192, 16},  {8193, 15},
+                                      {32768, 4}, {131072, 4}, {1 << 30, 4}};
+    sp_pass p = {.rows = 0};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        assert_int_equal(sp_pass_rows(&p, rows[i][0]), rows[i][1]);
+    p.rows = 32;
+    assert_int_equal(sp_pass_rows(&p, 1 << 30), 32);
+}
+
+static void test_measures_what_was_sampled(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 1024, 3);
+    x.p.positions = 256; // positions 384 .. 511 and 896 .. 1023
+    assert_ok(sp_measure_quality(&x.p));
+    json_t *one = json_array_get(
+        json_object_get(json_object_get(x.report.root, "selection"), "per_length"), 0);
+    double want = 0; // of 21 .. 28 and 53 .. 60 candidates, 16 queries each
+    for (int n = 21; n <= 28; n++) want += (6.0 / n + 6.0 / (n + 32)) / 16;
+    assert_true(fabs(sp_json_at(one, "chance") - want) < 1e-9);
+    assert_int_equal(
+        json_integer_value(json_object_get(json_object_get(x.report.root, "logits"), "positions")),
+        3 * 256);
+    // 127 of the last group have a next token.
+    assert_int_equal(json_integer_value(json_object_get(
+                         json_array_get(json_object_get(x.report.root, "lm_loss"), 0), "n")),
+                     3 * 255);
+    assert_true(sp_report_outcome(&x.report, "Q1") <= SP_WARN);
+    close_pass(&x);
+}
+
+// A shard of `rows` sequences of the corpus.
+static char *write_rows(const char *name, int rows, int64_t tokens) {
+    char *dir = sp_path_join(test_tmpdir(), name);
+    char *path = sp_path_join(dir, "tokens.h5");
+    int32_t *t = malloc((size_t)tokens * sizeof *t);
+    sp_corpus_args a = sp_corpus_defaults(1);
+    sp_shard_writer *w;
+    assert_ok(sp_mkdirs(dir));
+    const char *domain = "corpus";
+    sp_shard_meta meta = {.tokenizer = "synthetic-1024",
+                          .vocab = SP_CORPUS_VOCAB,
+                          .domains = &domain,
+                          .n_domains = 1};
+    assert_ok(sp_shard_create(path, &meta, &w));
+    for (int i = 0; i < rows; i++) {
+        assert_ok(sp_corpus_sequence(&a, (uint64_t)i, tokens, t));
+        assert_ok(sp_shard_append(w, t, tokens, 0));
+    }
+    assert_ok(sp_shard_finish(w));
+    free(t);
+    free(path);
+    return dir;
+}
+
+// Lengths chosen from the model fit the rows that there are.
+static void test_lengths_fit_the_text(void **state) {
+    (void)state;
+    static const struct {
+        int rows;
+        int64_t tokens, want[2];
+    } c[] = {{3, 600, {512, 0}}, {1, 600, {512, 0}}, {3, 2048, {1024, 2048}}, {3, 100, {1024, 0}}};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        fixture x;
+        open_pass(&x, 64, 0);
+        char name[32];
+        snprintf(name, sizeof name, "rows-%zu", i);
+        char *dir = write_rows(name, c[i].rows, c[i].tokens);
+        x.args.config = &x.config;
+        x.args.data = dir;
+        x.p.lengths = NULL;
+        x.p.n_lengths = 0;
+        x.p.text = (sp_text_source){0};
+        assert_ok(sp_pass_open_text(&x.p));
+        x.p.needles = false; // needles need no rows
+        assert_ok(sp_pass_take_lengths(&x.p));
+        assert_int_equal(x.p.lengths[0], c[i].want[0]);
+        assert_int_equal(x.p.n_lengths, c[i].want[1] ? 2 : 1);
+        if (c[i].want[1]) assert_int_equal(x.p.lengths[1], c[i].want[1]);
+        free(x.p.lengths);
+        sp_dataset_close(x.p.text.dataset);
+        free(dir);
+        close_pass(&x);
+    }
+}
+
 // ---- statistics ---------------------------------------------------------------------------------
 
 static void test_statistics(void **state) {
@@ -596,6 +704,9 @@ int main(void) {
         cmocka_unit_test(test_trained_passes_and_untrained_does_not),
         cmocka_unit_test(test_logits_verdict_follows_the_ratio),
         cmocka_unit_test(test_too_short_or_without_text),
+        cmocka_unit_test(test_positions_of_long_rows),
+        cmocka_unit_test(test_measures_what_was_sampled),
+        cmocka_unit_test(test_lengths_fit_the_text),
         cmocka_unit_test(test_statistics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -151,7 +151,8 @@ static void values_from_a_file(void **state) {
     assert_int_equal(c->validate.lengths.n, 2);
     assert_int_equal(c->validate.lengths.value[1], 1024);
     assert_int_equal(c->validate.samples, 3);
-    assert_int_equal(c->validate.lm_rows, 16);
+    assert_int_equal(c->validate.lm_rows, 0); // chosen
+    assert_int_equal(c->validate.positions, 4096);
     assert_null(c->init_from);
     free(model), free(a), free(held);
     sp_config_free(c);

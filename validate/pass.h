@@ -1,8 +1,8 @@
 // What the parts of one validation pass share (inside validate/ only).
 //
-// validate.c opens everything and calls the groups in order: export checks (E), execution paths
-// (P), quality on text (Q1 to Q5, Q7), retrieval (Q6). Each adds its checks and sections to the
-// report.
+// validate.c opens everything (the text: text.c) and calls the groups in order: export checks (E),
+// execution paths (P), quality on text (Q1 to Q5, Q7), retrieval (Q6). Each adds its checks and
+// sections to the report.
 //
 // Legend: L layers, Hkv KV heads, k list length, T tokens, nb blocks, W local blocks, I init
 // blocks.
@@ -40,7 +40,9 @@ typedef struct sp_pass {
     sp_text_source text;
     bool needles; // the model knows the corpus
     int64_t *lengths, n_lengths;
-    int64_t rows, samples; // text sequences and needle sequences per length
+    int64_t rows; // option validate.lm_rows: text sequences per length; 0: chosen (sp_pass_rows)
+    int64_t positions; // option validate.positions: of a text sequence that are measured
+    int64_t samples;   // needle sequences per length
     uint64_t seed;
     double noise_kl;           // of P6, floor of Q4; NAN before
     int64_t decode_unequal;    // part of P5: compressed keys of the decode engine that differ
@@ -61,6 +63,23 @@ sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *toke
 sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens);
 // How many held-out rows of at least T tokens there are, at most `wanted`.
 sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n);
+
+// Opens the held-out text; takes the lengths that were asked for, or chooses them from the model
+// and the text. `lengths` is freed by the caller. SP_BAD_INPUT: data that cannot be read, lengths
+// that the model has no positions for.
+sp_status sp_pass_open_text(sp_pass *p);
+sp_status sp_pass_take_lengths(sp_pass *p);
+// Text rows wanted at a length: p->rows, or where that is 0, 16, fewer where they are longer than
+// 8,192 tokens: 131,072 tokens in all, but at least 4.
+int64_t sp_pass_rows(const sp_pass *p, int64_t T);
+
+// Positions of a text row that are measured: all of T if there are no more than `positions`,
+// else groups of 128 spread evenly, the last one included. Starts from
+// {0}; each call gives the next n <= most of them, from row0 on, and false after the last.
+typedef struct sp_sample {
+    int64_t row0, n, group;
+} sp_sample;
+bool sp_next_sample(int64_t T, int64_t positions, int64_t most, sp_sample *s);
 
 double sp_run_cost(const sp_pass *p, sp_selector s, int64_t T); // of one run, for the meter
 void sp_meter_phase(sp_meter *m, const char *phase);

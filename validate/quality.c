@@ -2,11 +2,12 @@
 //
 // Every text row is run four times: dense, original selector (with the recall measurement on its
 // hidden states), Forecast, untrained Forecast. The logits of the four runs are compared row by
-// row; they equal decode logits within the noise that P6 measures. Only queries with more
-// candidates than blocks to choose count, except for the language-model loss, which takes every
-// token.
+// row, at all positions or at those of sp_next_sample; they equal decode logits within the noise
+// that P6 measures. Only queries with more candidates than blocks to choose count, except for the
+// language-model loss, which takes every one of those positions.
 //
 // Legend: S sequences, L layers, Hkv KV heads, T tokens, V vocabulary.
+#include "common/log.h"
 #include "common/util.h"
 #include "validate/recall.h"
 #include "validate/stats.h"
@@ -101,8 +102,8 @@ static void scratch_free(scratch *x) {
 
 static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r, kl_sums *kl) {
     int64_t V = p->desc->vocab;
-    for (int64_t r0 = 0; r0 < r->T; r0 += ROWS) {
-        int64_t n = r->T - r0 < ROWS ? r->T - r0 : ROWS;
+    for (sp_sample at = {0}; sp_next_sample(r->T, p->positions, ROWS, &at);) {
+        int64_t r0 = at.row0, n = at.n;
         for (int run = 0; run < RUNS; run++)
             SP_TRY(sp_engine_logits(x->e[run], r0, n, x->logits[run]));
 #pragma omp parallel for schedule(static)
@@ -609,8 +610,9 @@ sp_status sp_skip_quality(sp_pass *p, const char *reason) {
 double sp_quality_cost(const sp_pass *p) {
     double cost = 0;
     for (int64_t i = 0; i < p->n_lengths; i++)
-        cost += (double)p->rows * (sp_run_cost(p, SP_SELECT_DENSE, p->lengths[i]) +
-                                   4 * sp_run_cost(p, SP_SELECT_ORIGINAL, p->lengths[i]));
+        cost += (double)sp_pass_rows(p, p->lengths[i]) *
+                (sp_run_cost(p, SP_SELECT_DENSE, p->lengths[i]) +
+                 4 * sp_run_cost(p, SP_SELECT_ORIGINAL, p->lengths[i]));
     return cost;
 }
 
@@ -644,7 +646,10 @@ sp_status sp_measure_quality(sp_pass *p) {
     sp_status st = SP_OK;
     for (int64_t i = 0; i < p->n_lengths; i++) {
         r[n].T = p->lengths[i];
-        SP_GO(sp_pass_text_rows(p, r[n].T, p->rows, &r[n].S));
+        SP_GO(sp_pass_text_rows(p, r[n].T, sp_pass_rows(p, r[n].T), &r[n].S));
+        if (r[n].S == 0)
+            sp_warn("%s has no row of %lld tokens: recall, logits and loss are not measured there",
+                    p->text.name, (long long)r[n].T);
         // Without one query that has a choice there is nothing to measure.
         if (r[n].S == 0 || sp_candidates(&p->selection, r[n].T - 1) <= p->chosen) continue;
         SP_GO(measure_length(p, &r[n]));

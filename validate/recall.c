@@ -160,8 +160,8 @@ static sp_status on_layer(void *user, const sp_engine_layer *v) {
     sp_tensor fine = sp_tensor_rows(r->fine, 0, sp_windows(p->fine, r->T));
     SP_TRY(sp_compress_keys(v->k, p->fine, 0, fine));
     SP_TRY(sp_download(v->chosen, r->original));
-    for (int64_t i0 = 0; i0 < r->T; i0 += r->tile)
-        SP_TRY(tile(r, v, fine, i0, r->T - i0 < r->tile ? r->T - i0 : r->tile));
+    for (sp_sample at = {0}; sp_next_sample(r->T, p->positions, r->tile, &at);)
+        SP_TRY(tile(r, v, fine, at.row0, at.n));
     if (v->layer + 1 < p->desc->layers) SP_TRY(make_scorers(r, v->layer + 1, v));
     return SP_OK;
 }

@@ -3,7 +3,6 @@
 #include "common/build.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "data/corpus.h"
 #include "kernels/machine.h"
 #include "validate/pass.h"
 
@@ -12,113 +11,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-enum { TEXT_SEED = 5 }; // of the standard language-model rows (corpus.md 6)
-
-// ---- held-out text ------------------------------------------------------------------------------
-
-// Finds the `index`-th row of at least T tokens; *found false if there are fewer.
-static sp_status find_row(const sp_dataset *d, int64_t index, int64_t T, int64_t *entry,
-                          int64_t *row, bool *found) {
-    *found = false;
-    for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry)
-        for (*row = 0; *row < sp_dataset_rows(d, *entry); ++*row) {
-            int64_t length;
-            SP_TRY(sp_dataset_row_length(d, *entry, *row, &length));
-            if (length < T || index-- > 0) continue;
-            *found = true;
-            return SP_OK;
-        }
-    return SP_OK;
-}
-
-sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *tokens) {
-    if (p->text.corpus) {
-        sp_corpus_args a = sp_corpus_defaults(TEXT_SEED);
-        return sp_corpus_sequence(&a, (uint64_t)index, T, tokens);
-    }
-    int64_t entry, row, n;
-    bool found;
-    SP_TRY(find_row(p->text.dataset, index, T, &entry, &row, &found));
-    if (!found)
-        return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->args->data,
-                        (long long)index, (long long)T);
-    return sp_dataset_read(p->text.dataset, entry, row, T, tokens, &n);
-}
-
-sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n) {
-    *n = p->text.corpus ? wanted : 0;
-    if (p->text.corpus || !p->text.dataset) return SP_OK;
-    bool found = true;
-    while (*n < wanted && found) {
-        int64_t entry, row;
-        SP_TRY(find_row(p->text.dataset, *n, T, &entry, &row, &found));
-        *n += found;
-    }
-    return SP_OK;
-}
-
-sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens) {
-    int64_t n;
-    SP_TRY(sp_pass_text_rows(p, T, 1, &n));
-    if (n > 0) return sp_pass_text(p, 0, T, tokens);
-    uint64_t state = p->seed;
-    for (int64_t i = 0; i < T; i++)
-        tokens[i] = (int32_t)(sp_splitmix64(&state) % (uint64_t)p->desc->vocab);
-    return SP_OK;
-}
-
-static sp_status open_text(sp_pass *p) {
-    p->needles = p->desc->vocab == SP_CORPUS_VOCAB;
-    if (!p->args->data) {
-        p->text.corpus = p->needles;
-        p->text.name = p->needles ? "synthetic corpus, standard held-out rows (seed 5)" : "none";
-        return SP_OK;
-    }
-    sp_data_entry entry = {.path = (char *)p->args->data};
-    sp_data_list list = {.entry = &entry, .n = 1};
-    p->text.name = p->args->data;
-    return sp_dataset_open(&list, &(sp_dataset_options){.vocab = p->desc->vocab}, &p->text.dataset);
-}
-
-// ---- lengths ------------------------------------------------------------------------------------
-
-// The smallest power of two whose last query has 8 times as many candidates as it may choose, so
-// that chance is an eighth, and twice that; halved while they exceed the model's positions.
-static sp_status choose_lengths(sp_pass *p) {
-    const sp_selection *s = &p->selection;
-    int64_t chosen = p->chosen > 0 ? p->chosen : 1, T = 2;
-    while (sp_candidates(s, T - 1) < 8 * chosen) T *= 2;
-    while (2 * T > p->desc->max_positions && T > 2) T /= 2;
-    SP_TRY(sp_alloc(&p->lengths, 2, sizeof *p->lengths, "lengths"));
-    p->lengths[p->n_lengths++] = T;
-    if (2 * T <= p->desc->max_positions) p->lengths[p->n_lengths++] = 2 * T;
-    return SP_OK;
-}
-
-static int ascending(const void *a, const void *b) {
-    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
-}
-
-static sp_status take_lengths(sp_pass *p) {
-    const sp_int_list *given = &p->args->config->validate.lengths;
-    if (given->n == 0) return choose_lengths(p);
-    sp_problems problems = {0};
-    SP_TRY(sp_alloc(&p->lengths, given->n, sizeof *p->lengths, "lengths"));
-    memcpy(p->lengths, given->value, (size_t)given->n * sizeof *p->lengths);
-    qsort(p->lengths, (size_t)given->n, sizeof *p->lengths, ascending);
-    for (int64_t i = 0; i < given->n; i++) {
-        int64_t T = p->lengths[i];
-        if (T < 2)
-            sp_problems_add(&problems, "%lld: at least 2 tokens are needed", (long long)T);
-        else if (T > p->desc->max_positions)
-            sp_problems_add(&problems, "%lld: the base model has only %lld positions", (long long)T,
-                            (long long)p->desc->max_positions);
-        if (i == 0 || T != p->lengths[p->n_lengths - 1]) p->lengths[p->n_lengths++] = T;
-    }
-    return sp_problems_end(&problems, SP_BAD_INPUT, "validate.lengths");
-}
 
 // ---- progress -----------------------------------------------------------------------------------
 
@@ -228,7 +120,8 @@ static void write_setting(const sp_pass *p) {
         json_array_append_new(json_object_get(o, "lengths"), json_integer(p->lengths[i]));
     set(o, "batch", json_integer(1));
     set(o, "seed", json_integer((json_int_t)p->seed));
-    set(o, "text_rows", json_integer(p->rows));
+    set(o, "text_rows", json_integer(sp_pass_rows(p, p->lengths[0])));
+    set(o, "text_positions", json_integer(p->positions));
     set(o, "needle_samples", p->needles ? json_integer(p->samples) : json_null());
 }
 
@@ -327,10 +220,11 @@ sp_status sp_validate(const sp_validate_args *a) {
     p.fine = (sp_grid){c->training_kernel_size, c->training_kernel_stride};
     p.chosen = p.shortlist.topk - p.shortlist.init_blocks - p.shortlist.local_blocks - 1;
     p.rows = c->validate.lm_rows;
+    p.positions = c->validate.positions;
     p.samples = c->validate.samples;
     SP_GO(sp_check_grids(d, p.fine));
-    SP_GO(take_lengths(&p));
-    SP_GO(open_text(&p));
+    SP_GO(sp_pass_open_text(&p));
+    SP_GO(sp_pass_take_lengths(&p));
     SP_GO(sp_exported_open(a->forecast, d, &x));
     SP_GO(sp_backend_open(
         &(sp_backend_options){.name = c->backend,

@@ -1,0 +1,164 @@
+// Held-out text of a validation pass: where it comes from, which lengths, how many rows and which
+// positions are measured.
+#include "common/log.h"
+#include "common/util.h"
+#include "data/corpus.h"
+#include "validate/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEXT_SEED = 5 }; // of the standard language-model rows (corpus.md 6)
+
+// Finds the `index`-th row of at least T tokens; *found false if there are fewer.
+static sp_status find_row(const sp_dataset *d, int64_t index, int64_t T, int64_t *entry,
+                          int64_t *row, bool *found) {
+    *found = false;
+    for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry)
+        for (*row = 0; *row < sp_dataset_rows(d, *entry); ++*row) {
+            int64_t length;
+            SP_TRY(sp_dataset_row_length(d, *entry, *row, &length));
+            if (length < T || index-- > 0) continue;
+            *found = true;
+            return SP_OK;
+        }
+    return SP_OK;
+}
+
+sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *tokens) {
+    if (p->text.corpus) {
+        sp_corpus_args a = sp_corpus_defaults(TEXT_SEED);
+        return sp_corpus_sequence(&a, (uint64_t)index, T, tokens);
+    }
+    int64_t entry, row, n;
+    bool found;
+    SP_TRY(find_row(p->text.dataset, index, T, &entry, &row, &found));
+    if (!found)
+        return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->args->data,
+                        (long long)index, (long long)T);
+    return sp_dataset_read(p->text.dataset, entry, row, T, tokens, &n);
+}
+
+sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n) {
+    *n = p->text.corpus ? wanted : 0;
+    if (p->text.corpus || !p->text.dataset) return SP_OK;
+    bool found = true;
+    while (*n < wanted && found) {
+        int64_t entry, row;
+        SP_TRY(find_row(p->text.dataset, *n, T, &entry, &row, &found));
+        *n += found;
+    }
+    return SP_OK;
+}
+
+sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens) {
+    int64_t n;
+    SP_TRY(sp_pass_text_rows(p, T, 1, &n));
+    if (n > 0) return sp_pass_text(p, 0, T, tokens);
+    uint64_t state = p->seed;
+    for (int64_t i = 0; i < T; i++)
+        tokens[i] = (int32_t)(sp_splitmix64(&state) % (uint64_t)p->desc->vocab);
+    return SP_OK;
+}
+
+sp_status sp_pass_open_text(sp_pass *p) {
+    p->needles = p->desc->vocab == SP_CORPUS_VOCAB;
+    if (!p->args->data) {
+        p->text.corpus = p->needles;
+        p->text.name = p->needles ? "synthetic corpus, standard held-out rows (seed 5)" : "none";
+        return SP_OK;
+    }
+    sp_data_entry entry = {.path = (char *)p->args->data};
+    sp_data_list list = {.entry = &entry, .n = 1};
+    p->text.name = p->args->data;
+    return sp_dataset_open(&list, &(sp_dataset_options){.vocab = p->desc->vocab}, &p->text.dataset);
+}
+
+// ---- lengths ------------------------------------------------------------------------------------
+
+enum { MIN_ROWS = 3 }; // for a standard error
+
+// Halves T until `need` rows are that long, as long as its last query has a choice of blocks.
+static sp_status fit_to_text(const sp_pass *p, int64_t need, int64_t *T, bool *fits) {
+    for (int64_t n;; *T /= 2) {
+        SP_TRY(sp_pass_text_rows(p, *T, need, &n));
+        *fits = n >= need;
+        if (*fits || sp_candidates(&p->selection, *T / 2 - 1) <= p->chosen) return SP_OK;
+    }
+}
+
+// The smallest power of two whose last query has 8 times as many candidates as it may choose, so
+// that chance is an eighth, and twice that; halved while they exceed the model's positions, and
+// while fewer than MIN_ROWS rows of the text (or none) are so long.
+static sp_status choose_lengths(sp_pass *p) {
+    const sp_selection *s = &p->selection;
+    int64_t chosen = p->chosen > 0 ? p->chosen : 1, T = 2, n = 0;
+    while (sp_candidates(s, T - 1) < 8 * chosen) T *= 2;
+    while (2 * T > p->desc->max_positions && T > 2) T /= 2;
+    if (p->text.dataset) {
+        int64_t wanted = T;
+        bool fits;
+        SP_TRY(fit_to_text(p, MIN_ROWS, &T, &fits));
+        if (!fits) {
+            T = wanted;
+            SP_TRY(fit_to_text(p, 1, &T, &fits));
+        }
+        if (!fits) T = wanted;
+        SP_TRY(sp_pass_text_rows(p, 2 * T, 1, &n));
+    }
+    SP_TRY(sp_alloc(&p->lengths, 2, sizeof *p->lengths, "lengths"));
+    p->lengths[p->n_lengths++] = T;
+    if (2 * T <= p->desc->max_positions && (n > 0 || p->needles || !p->text.dataset))
+        p->lengths[p->n_lengths++] = 2 * T;
+    return SP_OK;
+}
+
+static int ascending(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+sp_status sp_pass_take_lengths(sp_pass *p) {
+    const sp_int_list *given = &p->args->config->validate.lengths;
+    if (given->n == 0) return choose_lengths(p);
+    sp_problems problems = {0};
+    SP_TRY(sp_alloc(&p->lengths, given->n, sizeof *p->lengths, "lengths"));
+    memcpy(p->lengths, given->value, (size_t)given->n * sizeof *p->lengths);
+    qsort(p->lengths, (size_t)given->n, sizeof *p->lengths, ascending);
+    for (int64_t i = 0; i < given->n; i++) {
+        int64_t T = p->lengths[i];
+        if (T < 2)
+            sp_problems_add(&problems, "%lld: at least 2 tokens are needed", (long long)T);
+        else if (T > p->desc->max_positions)
+            sp_problems_add(&problems, "%lld: the base model has only %lld positions", (long long)T,
+                            (long long)p->desc->max_positions);
+        if (i == 0 || T != p->lengths[p->n_lengths - 1]) p->lengths[p->n_lengths++] = T;
+    }
+    return sp_problems_end(&problems, SP_BAD_INPUT, "validate.lengths");
+}
+
+// ---- rows and positions -------------------------------------------------------------------------
+
+int64_t sp_pass_rows(const sp_pass *p, int64_t T) {
+    enum { USUAL = 16, FEWEST = 4, TOKENS = 1 << 17 };
+    if (p->rows > 0) return p->rows;
+    return T * USUAL <= TOKENS ? USUAL : T * FEWEST >= TOKENS ? FEWEST : TOKENS / T;
+}
+
+bool sp_next_sample(int64_t T, int64_t positions, int64_t most, sp_sample *s) {
+    enum { GROUP = 128 };
+    int64_t groups = (T + GROUP - 1) / GROUP, sampled = positions / GROUP, end = T;
+    int64_t row0 = s->row0 + s->n;
+    if (sampled < 1) sampled = 1;
+    if (T > positions && sampled < groups) {
+        bool inside = s->n > 0 && row0 < T && row0 % GROUP != 0;
+        if (!inside && s->group == sampled) return false;
+        if (!inside) row0 = (++s->group * groups / sampled - 1) * GROUP;
+        end = (row0 / GROUP + 1) * GROUP;
+        if (end > T) end = T;
+    }
+    if (row0 >= T) return false;
+    s->row0 = row0;
+    s->n = end - row0 < most ? end - row0 : most;
+    return true;
+}
