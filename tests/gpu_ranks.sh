@@ -36,8 +36,8 @@ END
 n=1
 while [ "$n" -le 8 ] && [ "$n" -le "$gpus" ]; do
     json=$out/scaling-$n.json
-    on "$n" "$sparda" bench scaling --base "$work/base" --seq-len 65536 --steps 5 --json "$json" >>"$out/bench.log" 2>&1
-    row "$n GPUs: step of $layers layers, 65,536 tokens each" "$(value "$json" step_ms) ms, exposed $(value "$json" exposed_ms) ms"
+    on "$n" "$sparda" bench scaling --base "$work/base" --seq-len 65536 --steps 9 --json "$json" >>"$out/bench.log" 2>&1
+    row "$n GPUs: step of $layers layers, 65,536 tokens each" "$(value "$json" step_ms) ms, exposed $(value "$json" exposed_ms) ms, half within $(value "$json" noise_ms)"
     row "$n GPUs: sum of the gradients alone, bus bandwidth" "$(value "$json" sum_ms) ms, $(value "$json" bus_gbps) GB/s"
     row "$n GPUs: loading, host memory of a rank" "$(value "$json" load_s) s, $(value "$json" host_rss) bytes"
     # strong: the global batch stays (8 x 16,384 tokens)

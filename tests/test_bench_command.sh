@@ -40,7 +40,7 @@ awk '$1 == "\"share_of_step\":" { sum += $2 } END { exit !(sum > 0.3 && sum <= 1
 
 check 0 "$sparda" bench scaling --base "$base" --seq-len 64 --steps 2 --threads 1 --json "$work/scaling.json"
 has err 'scaling  *tiny-base, ranks 1, hosts 1, 1 x 64 tokens'
-for key in ranks hosts step_ms alone_ms exposed_ms sum_ms sum_bytes bus_gbps load_s host_rss; do
+for key in ranks hosts step_ms alone_ms exposed_ms noise_ms sum_ms sum_bytes bus_gbps load_s host_rss; do
     grep -q "\"$key\":" "$work/scaling.json" || complain "$key is not in the JSON of scaling"
 done
 grep -q '"sum_bytes": 786432' "$work/scaling.json" || complain 'six matrices of 128 x 256 fp32'

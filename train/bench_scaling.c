@@ -6,6 +6,7 @@
 #include "common/util.h"
 #include "train/ranks.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -30,13 +31,15 @@ static sp_status slowest(sp_backend *be, double start, double *ms) {
     return SP_OK;
 }
 
+// Milliseconds. Exposed: how much longer a step with the sum takes than the step without it right
+// after; noise: half of those differences lie so close to their median.
 typedef struct times {
-    double step, alone, sum; // ms
+    double step, alone, sum, exposed, noise;
 } times;
 
 static sp_status measure(sp_backend *be, sp_bench_step_args a, sp_bench_step *b, int64_t steps,
                          double *scratch, times *out) {
-    double *with = scratch, *without = scratch + steps, sums[SUMS];
+    double *with = scratch, *without = scratch + steps, *more = scratch + 2 * steps, sums[SUMS];
     for (int64_t i = -WARM_UPS; i < steps; i++)
         for (int sum = 1; sum >= 0; sum--) {
             double start = sp_now(), ms;
@@ -53,7 +56,13 @@ static sp_status measure(sp_backend *be, sp_bench_step_args a, sp_bench_step *b,
         SP_TRY(slowest(be, start, &start));
         if (i >= 0) sums[i] = ms;
     }
-    *out = (times){median(with, steps), median(without, steps), median(sums, SUMS)};
+    for (int64_t i = 0; i < steps; i++) more[i] = with[i] - without[i];
+    out->exposed = median(more, steps);
+    for (int64_t i = 0; i < steps; i++) more[i] = fabs(more[i] - out->exposed);
+    out->noise = median(more, steps);
+    out->step = median(with, steps);
+    out->alone = median(without, steps);
+    out->sum = median(sums, SUMS);
     return SP_OK;
 }
 
@@ -66,8 +75,9 @@ static void report(const sp_ranks *r, int64_t hosts, const sp_bench_step_args *a
     sp_info("scaling     %s, ranks %d, hosts %lld, %lld x %lld tokens a rank, median of %lld",
             b->desc->name, r->size, (long long)hosts, (long long)a->batch, (long long)a->seq_len,
             (long long)steps);
-    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed; %.0f tokens/s", t.step,
-            t.alone, t.step - t.alone, 1e3 * n * (double)a->batch * (double)a->seq_len / t.step);
+    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f (+- %.2f) ms exposed; %.0f tokens/s",
+            t.step, t.alone, t.exposed, t.noise,
+            1e3 * n * (double)a->batch * (double)a->seq_len / t.step);
     if (r->size > 1)
         sp_info("  sum of %.1f MB alone %.3f ms, %.1f GB/s on the bus", 1e-6 * bytes, t.sum, bus);
     sp_info(
@@ -75,12 +85,13 @@ static void report(const sp_ranks *r, int64_t hosts, const sp_bench_step_args *a
         load_s, 1e-9 * weights / load_s, (double)worst[1] / 0x1p30);
     json_array_append_new(
         results,
-        json_pack("{s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}",
-                  "name", "scaling", "model", b->desc->name, "ranks", r->size, "hosts",
-                  (json_int_t)hosts, "seq_len", (json_int_t)a->seq_len, "batch",
-                  (json_int_t)a->batch, "n", (json_int_t)steps, "step_ms", t.step, "alone_ms",
-                  t.alone, "exposed_ms", t.step - t.alone, "sum_ms", t.sum, "sum_bytes", bytes,
-                  "bus_gbps", bus, "load_s", load_s, "host_rss", (json_int_t)worst[1]));
+        json_pack(
+            "{s:s, s:s, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I}",
+            "name", "scaling", "model", b->desc->name, "ranks", r->size, "hosts", (json_int_t)hosts,
+            "seq_len", (json_int_t)a->seq_len, "batch", (json_int_t)a->batch, "n",
+            (json_int_t)steps, "step_ms", t.step, "alone_ms", t.alone, "exposed_ms", t.exposed,
+            "noise_ms", t.noise, "sum_ms", t.sum, "sum_bytes", bytes, "bus_gbps", bus, "load_s",
+            load_s, "host_rss", (json_int_t)worst[1]));
 }
 
 sp_status sp_bench_scaling(const sp_bench_step_args *a, const sp_backend_options *backend,
@@ -107,7 +118,7 @@ sp_status sp_bench_scaling(const sp_bench_step_args *a, const sp_backend_options
     sp_bench_step_args own = *a;
     own.progress = r->rank == 0;
     SP_GO(sp_ranks_agree(sp_bench_step_open(be, &own, &b)));
-    SP_GO(sp_ranks_agree(sp_alloc(&scratch, 2 * steps, sizeof *scratch, "times")));
+    SP_GO(sp_ranks_agree(sp_alloc(&scratch, 3 * steps, sizeof *scratch, "times")));
     SP_GO(measure(be, own, &b, steps, scratch, &t));
     int64_t worst[2] = {(int64_t)(1e9 * b.load_s),
                         getrusage(RUSAGE_SELF, &u) == 0 ? (int64_t)u.ru_maxrss * 1024 : 0};
