@@ -86,7 +86,7 @@ typedef struct sp_config {
     // key validate.*: the validation pass
     struct {
         int64_t samples;     // needle sequences per task and length
-        sp_int_list lengths; // empty: chosen from the model
+        sp_int_list lengths; // empty: chosen from model and text
         int64_t lm_rows;     // text sequences per length; 0: chosen from the length
         int64_t positions;   // of a text sequence that are measured
     } validate;

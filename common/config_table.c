@@ -134,14 +134,14 @@ const sp_option sp_options[] = {
     INT("validate.samples", "32", 1, MANY, "sequences", CHANGES, validate.samples,
         "needle sequences per task and length; the standard set is 128"),
     {"validate.lengths", "[]", "tokens", "",
-     "sequence lengths to validate at; []: chosen from the model", SP_OPT_INT_LIST, CHANGES,
-     AT(validate.lengths), 1, TOKENS, 0, 0},
+     "sequence lengths to validate at; []: chosen from the model, and of text also from its rows",
+     SP_OPT_INT_LIST, CHANGES, AT(validate.lengths), 1, TOKENS, 0, 0},
     INT("validate.lm_rows", "0", 0, MANY, "sequences", CHANGES, validate.lm_rows,
         "text sequences per length (recall, logits, language-model loss); the standard set is 32; "
         "0: 16, but 131072 tokens in all where that is less, and 4 at least"),
     INT("validate.positions", "4096", 128, MANY, "tokens", CHANGES, validate.positions,
-        "positions of a text sequence that are measured; of a longer one, groups of 128 spread "
-        "evenly"),
+        "positions of a text sequence that are measured; of a longer one, as many whole groups of "
+        "128, spread evenly"),
 };
 const int sp_option_count = sizeof sp_options / sizeof sp_options[0];
 

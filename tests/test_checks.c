@@ -327,6 +327,8 @@ static void open_pass_of(fixture *x, const sp_model *m, sp_forecast forecast, in
                      .needles = true,
                      .lengths = x->lengths,
                      .n_lengths = 1,
+                     .text_lengths = x->lengths,
+                     .n_text_lengths = 1,
                      .rows = rows,
                      .positions = 4096,
                      .samples = 2,
@@ -563,19 +565,23 @@ static void test_positions_of_long_rows(void **state) {
     static const struct {
         int64_t T, positions, most, want;
     } c[] = {{1000, 4096, 128, 1000}, {1000, 1000, 7, 1000},     {1, 128, 128, 1},
-             {1000, 500, 128, 360},   {65536, 4096, 128, 4096},  {65536, 4096, 60, 4096},
-             {8192, 4096, 128, 4096}, {70000, 5000, 4096, 4976}, {129, 128, 128, 1}};
+             {1000, 500, 128, 384},   {65536, 4096, 128, 4096},  {65536, 4096, 60, 4096},
+             {8192, 4096, 128, 4096}, {70000, 5000, 4096, 4992}, {129, 128, 128, 128}};
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
-        int64_t end = 0, total = 0, gap = 0;
+        int64_t end = 0, total = 0;
+        double middle = 0;
         for (sp_sample s = {0}; sp_next_sample(c[i].T, c[i].positions, c[i].most, &s);) {
             assert_true(s.n >= 1 && s.n <= c[i].most && s.row0 >= end);
-            gap = s.row0 - end > gap ? s.row0 - end : gap;
+            // Nowhere is more left out than the distance of evenly spread groups, and a half.
+            assert_true((s.row0 - end) * c[i].want < 192 * c[i].T);
             end = s.row0 + s.n;
             total += s.n;
+            middle += (double)s.n * ((double)s.row0 + 0.5 * (double)s.n);
         }
-        assert_int_equal(end, c[i].T); // the last position, which sees most
+        assert_true(end <= c[i].T && (c[i].T - end) * c[i].want < 192 * c[i].T);
         assert_int_equal(total, c[i].want);
-        assert_true(total == c[i].T ? gap == 0 : gap < 2 * c[i].T / (c[i].want / 128 + 1));
+        // Evenly: in the middle on average, to half a group and half of the rest at the beginning.
+        assert_true(fabs(middle / (double)total - 0.5 * (double)c[i].T) < 128);
     }
     static const int64_t rows[][2] = {{512, 16},  {8192, 16},  {8193, 15},
                                       {32768, 4}, {131072, 4}, {1 << 30, 4}};
@@ -590,29 +596,28 @@ static void test_measures_what_was_sampled(void **state) {
     (void)state;
     fixture x;
     open_pass(&x, 1024, 3);
-    x.p.positions = 256; // positions 384 .. 511 and 896 .. 1023
+    x.p.positions = 256; // positions 256 .. 383 and 768 .. 895
     assert_ok(sp_measure_quality(&x.p));
     json_t *one = json_array_get(
         json_object_get(json_object_get(x.report.root, "selection"), "per_length"), 0);
-    double want = 0; // of 21 .. 28 and 53 .. 60 candidates, 16 queries each
-    for (int n = 21; n <= 28; n++) want += (6.0 / n + 6.0 / (n + 32)) / 16;
+    double want = 0; // of 13 .. 20 and 45 .. 52 candidates, 16 queries each
+    for (int n = 13; n <= 20; n++) want += (6.0 / n + 6.0 / (n + 32)) / 16;
     assert_true(fabs(sp_json_at(one, "chance") - want) < 1e-9);
     assert_int_equal(
         json_integer_value(json_object_get(json_object_get(x.report.root, "logits"), "positions")),
         3 * 256);
-    // 127 of the last group have a next token.
     assert_int_equal(json_integer_value(json_object_get(
                          json_array_get(json_object_get(x.report.root, "lm_loss"), 0), "n")),
-                     3 * 255);
+                     3 * 256);
     assert_true(sp_report_outcome(&x.report, "Q1") <= SP_WARN);
     close_pass(&x);
 }
 
-// A shard of `rows` sequences of the corpus.
-static char *write_rows(const char *name, int rows, int64_t tokens) {
+// A shard of the corpus: n[0] rows of tokens[0], n[1] of tokens[1].
+static char *write_rows(const char *name, const int n[2], const int64_t tokens[2]) {
     char *dir = sp_path_join(test_tmpdir(), name);
     char *path = sp_path_join(dir, "tokens.h5");
-    int32_t *t = malloc((size_t)tokens * sizeof *t);
+    int32_t *t = malloc(4096 * sizeof *t);
     sp_corpus_args a = sp_corpus_defaults(1);
     sp_shard_writer *w;
     assert_ok(sp_mkdirs(dir));
@@ -622,9 +627,10 @@ static char *write_rows(const char *name, int rows, int64_t tokens) {
                           .domains = &domain,
                           .n_domains = 1};
     assert_ok(sp_shard_create(path, &meta, &w));
-    for (int i = 0; i < rows; i++) {
-        assert_ok(sp_corpus_sequence(&a, (uint64_t)i, tokens, t));
-        assert_ok(sp_shard_append(w, t, tokens, 0));
+    for (int i = 0; i < n[0] + n[1]; i++) {
+        int64_t T = tokens[i >= n[0]];
+        assert_ok(sp_corpus_sequence(&a, (uint64_t)i, T, t));
+        assert_ok(sp_shard_append(w, t, T, 0));
     }
     assert_ok(sp_shard_finish(w));
     free(t);
@@ -632,13 +638,16 @@ static char *write_rows(const char *name, int rows, int64_t tokens) {
     return dir;
 }
 
-// Lengths chosen from the model fit the rows that there are.
+// Lengths that are chosen fit the rows that there are; those of needles, 1024 and 2048, stay.
 static void test_lengths_fit_the_text(void **state) {
     (void)state;
     static const struct {
-        int rows;
-        int64_t tokens, want[2];
-    } c[] = {{3, 600, {512, 0}}, {1, 600, {512, 0}}, {3, 2048, {1024, 2048}}, {3, 100, {1024, 0}}};
+        int rows[2];
+        int64_t tokens[2], want[2];
+    } c[] = {{{3, 0}, {2048, 0}, {1024, 2048}},   {{3, 3}, {1100, 2100}, {1024, 2048}},
+             {{3, 2}, {1100, 2100}, {512, 1024}}, {{3, 2}, {600, 1100}, {256, 512}},
+             {{1, 0}, {600, 0}, {256, 512}},      {{2, 1}, {300, 600}, {256, 0}},
+             {{3, 0}, {100, 0}, {1024, 2048}}};
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         fixture x;
         open_pass(&x, 64, 0);
@@ -647,20 +656,46 @@ static void test_lengths_fit_the_text(void **state) {
         char *dir = write_rows(name, c[i].rows, c[i].tokens);
         x.args.config = &x.config;
         x.args.data = dir;
-        x.p.lengths = NULL;
         x.p.n_lengths = 0;
         x.p.text = (sp_text_source){0};
         assert_ok(sp_pass_open_text(&x.p));
-        x.p.needles = false; // needles need no rows
         assert_ok(sp_pass_take_lengths(&x.p));
-        assert_int_equal(x.p.lengths[0], c[i].want[0]);
-        assert_int_equal(x.p.n_lengths, c[i].want[1] ? 2 : 1);
-        if (c[i].want[1]) assert_int_equal(x.p.lengths[1], c[i].want[1]);
+        assert_int_equal(x.p.n_lengths, 2);
+        assert_int_equal(x.p.lengths[0], 1024);
+        assert_int_equal(x.p.lengths[1], 2048);
+        assert_int_equal(x.p.n_text_lengths, c[i].want[1] ? 2 : 1);
+        assert_int_equal(x.p.text_lengths[0], c[i].want[0]);
+        if (c[i].want[1]) assert_int_equal(x.p.text_lengths[1], c[i].want[1]);
         free(x.p.lengths);
+        free(x.p.text_lengths);
         sp_dataset_close(x.p.text.dataset);
         free(dir);
         close_pass(&x);
     }
+}
+
+// Two rows at the longer length take nothing from the three at the shorter one.
+static void test_few_long_rows(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 256, 3);
+    char *dir = write_rows("few-long", (const int[]){1, 2}, (const int64_t[]){300, 600});
+    x.args.data = dir;
+    x.lengths[1] = 512;
+    x.p.n_text_lengths = 2;
+    x.p.text = (sp_text_source){0};
+    assert_ok(sp_pass_open_text(&x.p));
+    assert_ok(sp_measure_quality(&x.p));
+    assert_true(sp_report_outcome(&x.report, "Q1") != SP_SKIP);
+    assert_true(sp_report_outcome(&x.report, "Q2") != SP_SKIP);
+    json_t *each = json_object_get(json_object_get(x.report.root, "selection"), "per_length");
+    assert_int_equal(json_array_size(each), 2);
+    for (size_t i = 0; i < 2; i++)
+        assert_int_equal(json_integer_value(json_object_get(json_array_get(each, i), "sequences")),
+                         3 - (int)i);
+    sp_dataset_close(x.p.text.dataset);
+    free(dir);
+    close_pass(&x);
 }
 
 // ---- statistics ---------------------------------------------------------------------------------
@@ -707,6 +742,7 @@ int main(void) {
         cmocka_unit_test(test_positions_of_long_rows),
         cmocka_unit_test(test_measures_what_was_sampled),
         cmocka_unit_test(test_lengths_fit_the_text),
+        cmocka_unit_test(test_few_long_rows),
         cmocka_unit_test(test_statistics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -31,8 +31,8 @@ static sp_status slowest(sp_backend *be, double start, double *ms) {
     return SP_OK;
 }
 
-// Milliseconds. Exposed: how much longer a step with the sum takes than the step without it right
-// after; noise: half of those differences lie so close to their median.
+// Milliseconds. Exposed: how much longer a step with the sum takes than its neighbour without it;
+// noise: half of those differences lie so close to their median.
 typedef struct times {
     double step, alone, sum, exposed, noise;
 } times;
@@ -41,9 +41,9 @@ static sp_status measure(sp_backend *be, sp_bench_step_args a, sp_bench_step *b,
                          double *scratch, times *out) {
     double *with = scratch, *without = scratch + steps, *more = scratch + 2 * steps, sums[SUMS];
     for (int64_t i = -WARM_UPS; i < steps; i++)
-        for (int sum = 1; sum >= 0; sum--) {
+        for (int half = 0; half < 2; half++) {
             double start = sp_now(), ms;
-            a.sum = sum;
+            bool sum = a.sum = (i + half) % 2 == 0; // which one is first, in turn
             SP_TRY(sp_bench_step_run(&a, b, i + WARM_UPS + 1));
             SP_TRY(slowest(be, start, &ms));
             if (i >= 0) (sum ? with : without)[i] = ms;
@@ -75,7 +75,8 @@ static void report(const sp_ranks *r, int64_t hosts, const sp_bench_step_args *a
     sp_info("scaling     %s, ranks %d, hosts %lld, %lld x %lld tokens a rank, median of %lld",
             b->desc->name, r->size, (long long)hosts, (long long)a->batch, (long long)a->seq_len,
             (long long)steps);
-    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f (+- %.2f) ms exposed; %.0f tokens/s",
+    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed (half within %.2f); %.0f "
+            "tokens/s",
             t.step, t.alone, t.exposed, t.noise,
             1e3 * n * (double)a->batch * (double)a->seq_len / t.step);
     if (r->size > 1)

@@ -10,7 +10,8 @@
 // and adds one object to `results`; times are the slowest rank's:
 //   step_ms       with the sum of gradients over ranks, median of `steps` after 3 to warm up
 //   alone_ms      the same without it, measured in turn with the former
-//   exposed_ms    the difference of the two
+//   exposed_ms    median of the differences between a step with it and the next or last without
+//   noise_ms      half of those differences lie within so much of their median
 //   sum_ms        the sum alone, median of 20 from a common start
 //   bus_gbps      2 (n-1)/n x bytes / sum_ms, as NCCL's own benchmark counts
 //   load_s        base model, bytes and time of the slowest rank

@@ -24,7 +24,8 @@ static void print_help(void) {
         "                          other skips the quality checks\n"
         "  --strict                a missed soft gate fails, too\n"
         "  --set key=value         configuration, e.g. validate.samples=128,\n"
-        "                          validate.lengths='[1024, 2048]', validate.lm_rows=32, seed=1,\n"
+        "                          validate.lengths='[1024, 2048]', validate.lm_rows=32,\n"
+        "                          validate.positions=65536, seed=1,\n"
         "                          backend=cpu, sparse_config.topk=64\n\n"
         "Exit status: 0 passed, perhaps with warnings; 1 a check failed (see the report); 2 wrong\n"
         "input and 3 failed environment, both without a report.\n",

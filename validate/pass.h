@@ -38,8 +38,9 @@ typedef struct sp_pass {
     int64_t chosen;                          // its k - I - W - 1: blocks really chosen by a query
     sp_forecast_device *trained, *untrained; // on the backend
     sp_text_source text;
-    bool needles; // the model knows the corpus
-    int64_t *lengths, n_lengths;
+    bool needles;                          // the model knows the corpus
+    int64_t *lengths, n_lengths;           // ascending; of execution paths and needles
+    int64_t *text_lengths, n_text_lengths; // of text: the same, or what its rows allow
     int64_t rows; // option validate.lm_rows: text sequences per length; 0: chosen (sp_pass_rows)
     int64_t positions; // option validate.positions: of a text sequence that are measured
     int64_t samples;   // needle sequences per length
@@ -64,18 +65,18 @@ sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens);
 // How many held-out rows of at least T tokens there are, at most `wanted`.
 sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n);
 
-// Opens the held-out text; takes the lengths that were asked for, or chooses them from the model
-// and the text. `lengths` is freed by the caller. SP_BAD_INPUT: data that cannot be read, lengths
-// that the model has no positions for.
+// Opens the held-out text; takes the lengths that were asked for, or chooses them from the
+// model, those of text also from its rows. The caller frees both lists. SP_BAD_INPUT: data that
+// cannot be read, lengths that the model has no positions for.
 sp_status sp_pass_open_text(sp_pass *p);
 sp_status sp_pass_take_lengths(sp_pass *p);
 // Text rows wanted at a length: p->rows, or where that is 0, 16, fewer where they are longer than
 // 8,192 tokens: 131,072 tokens in all, but at least 4.
 int64_t sp_pass_rows(const sp_pass *p, int64_t T);
 
-// Positions of a text row that are measured: all of T if there are no more than `positions`,
-// else groups of 128 spread evenly, the last one included. Starts from
-// {0}; each call gives the next n <= most of them, from row0 on, and false after the last.
+// Positions of a text row that are measured: all of T if there are no more than `positions` (128 at
+// least), else as many whole groups of 128, spread evenly. Starts from {0}; each call gives the
+// next n <= most of them, from row0 on, and false after the last.
 typedef struct sp_sample {
     int64_t row0, n, group;
 } sp_sample;

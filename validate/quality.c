@@ -40,7 +40,7 @@ typedef struct length_result {
     float *kl_trained, *kl_dense, *kl_untrained; // KL(sparse||trained), KL(dense||sparse), ...
     kl_sums *kl;                                 // [S] of the three
     int64_t n, agree;
-    // Of all positions 0 .. T-2.
+    // Of the measured positions but T-1.
     double nll[RUNS];
     double *delta_nll; // trained - sparse, [tokens]
     int64_t tokens;
@@ -609,25 +609,30 @@ sp_status sp_skip_quality(sp_pass *p, const char *reason) {
 
 double sp_quality_cost(const sp_pass *p) {
     double cost = 0;
-    for (int64_t i = 0; i < p->n_lengths; i++)
-        cost += (double)sp_pass_rows(p, p->lengths[i]) *
-                (sp_run_cost(p, SP_SELECT_DENSE, p->lengths[i]) +
-                 4 * sp_run_cost(p, SP_SELECT_ORIGINAL, p->lengths[i]));
+    for (int64_t i = 0; i < p->n_text_lengths; i++)
+        cost += (double)sp_pass_rows(p, p->text_lengths[i]) *
+                (sp_run_cost(p, SP_SELECT_DENSE, p->text_lengths[i]) +
+                 4 * sp_run_cost(p, SP_SELECT_ORIGINAL, p->text_lengths[i]));
     return cost;
 }
 
 static sp_status judge(sp_pass *p, const length_result *r, int64_t n) {
-    int64_t fewest = r[0].S;
-    for (int64_t i = 1; i < n; i++) fewest = r[i].S < fewest ? r[i].S : fewest;
-    if (fewest < MIN_SEQUENCES) {
+    int64_t enough = 0; // longer rows are never more
+    while (enough < n && r[enough].S >= MIN_SEQUENCES) enough++;
+    if (enough == 0) {
         char why[128];
         snprintf(why, sizeof why, "%lld text rows give no standard error; at least %d are needed",
-                 (long long)fewest, MIN_SEQUENCES);
+                 (long long)r[0].S, MIN_SEQUENCES);
         SP_TRY(sp_report_skip(p->report, "Q1", why));
         SP_TRY(sp_report_skip(p->report, "Q2", why));
     } else {
-        SP_TRY(check_recall(p, r, n));
-        SP_TRY(check_mass(p, r, n));
+        if (enough < n)
+            sp_warn(
+                "%lld text rows of %lld tokens give no standard error: checks Q1 and Q2 look at "
+                "shorter ones",
+                (long long)r[enough].S, (long long)r[enough].T);
+        SP_TRY(check_recall(p, r, enough));
+        SP_TRY(check_mass(p, r, enough));
     }
     SP_TRY(check_normalised(p, r, n));
     SP_TRY(check_logits(p, r, n));
@@ -642,10 +647,10 @@ sp_status sp_measure_quality(sp_pass *p) {
                                "with --data");
     length_result *r;
     int64_t n = 0;
-    SP_TRY(sp_alloc(&r, p->n_lengths, sizeof *r, "results"));
+    SP_TRY(sp_alloc(&r, p->n_text_lengths, sizeof *r, "results"));
     sp_status st = SP_OK;
-    for (int64_t i = 0; i < p->n_lengths; i++) {
-        r[n].T = p->lengths[i];
+    for (int64_t i = 0; i < p->n_text_lengths; i++) {
+        r[n].T = p->text_lengths[i];
         SP_GO(sp_pass_text_rows(p, r[n].T, sp_pass_rows(p, r[n].T), &r[n].S));
         if (r[n].S == 0)
             sp_warn("%s has no row of %lld tokens: recall, logits and loss are not measured there",
@@ -664,7 +669,7 @@ sp_status sp_measure_quality(sp_pass *p) {
         SP_GO(write_sections(p, r, n));
     }
 done:
-    for (int64_t i = 0; i < p->n_lengths; i++) length_free(&r[i]);
+    for (int64_t i = 0; i < p->n_text_lengths; i++) length_free(&r[i]);
     free(r);
     return st;
 }

@@ -87,7 +87,8 @@ static void table(sp_text *t, json_t *root) {
 static void footer(sp_text *t, json_t *root) {
     json_t *needles = json_array_get(json_object_get(root, "retrieval"), 0);
     json_t *lengths = json_object_get(json_object_get(root, "selection"), "per_length");
-    json_t *recall = json_array_get(lengths, 0);
+    json_t *o;
+    size_t i;
     double n = sp_json_at(needles, "n");
     if (needles)
         sp_text_add(
@@ -95,12 +96,12 @@ static void footer(sp_text *t, json_t *root) {
             "  needle columns: share of right answers, %.0f questions each (standard error at "
             "most %.3f)\n",
             n, 0.5 / sqrt(n));
-    if (recall)
-        sp_text_add(
-            t,
-            "  recall: share of the original selector's chosen blocks that are also chosen, "
-            "over %.0f texts, every layer and KV head; forced blocks not counted\n",
-            sp_json_at(recall, "sequences"));
+    if (!json_array_size(lengths)) return;
+    sp_text_add(t, "  recall: share of the original selector's chosen blocks that are also chosen, "
+                   "over");
+    json_array_foreach(lengths, i, o)
+        sp_text_add(t, "%s %.0f", i > 0 ? "," : "", sp_json_at(o, "sequences"));
+    sp_text_add(t, " texts, every layer and KV head; forced blocks not counted\n");
 }
 
 static void logits(sp_text *t, json_t *root) {

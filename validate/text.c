@@ -78,38 +78,53 @@ sp_status sp_pass_open_text(sp_pass *p) {
 
 enum { MIN_ROWS = 3 }; // for a standard error
 
+// The smallest power of two whose last query has 8 times as many candidates as it may choose, so
+// that chance is an eighth, and twice that; halved while they exceed the model's positions.
+static sp_status choose_lengths(sp_pass *p) {
+    const sp_selection *s = &p->selection;
+    int64_t chosen = p->chosen > 0 ? p->chosen : 1, T = 2;
+    while (sp_candidates(s, T - 1) < 8 * chosen) T *= 2;
+    while (2 * T > p->desc->max_positions && T > 2) T /= 2;
+    SP_TRY(sp_alloc(&p->lengths, 2, sizeof *p->lengths, "lengths"));
+    p->lengths[p->n_lengths++] = T;
+    if (2 * T <= p->desc->max_positions) p->lengths[p->n_lengths++] = 2 * T;
+    return SP_OK;
+}
+
+static bool has_a_choice(const sp_pass *p, int64_t T) {
+    return sp_candidates(&p->selection, T - 1) > p->chosen;
+}
+
 // Halves T until `need` rows are that long, as long as its last query has a choice of blocks.
-static sp_status fit_to_text(const sp_pass *p, int64_t need, int64_t *T, bool *fits) {
+static sp_status fit(const sp_pass *p, int64_t need, int64_t *T, bool *fits) {
     for (int64_t n;; *T /= 2) {
         SP_TRY(sp_pass_text_rows(p, *T, need, &n));
         *fits = n >= need;
-        if (*fits || sp_candidates(&p->selection, *T / 2 - 1) <= p->chosen) return SP_OK;
+        if (*fits || !has_a_choice(p, *T / 2)) return SP_OK;
     }
 }
 
-// The smallest power of two whose last query has 8 times as many candidates as it may choose, so
-// that chance is an eighth, and twice that; halved while they exceed the model's positions, and
-// while fewer than MIN_ROWS rows of the text (or none) are so long.
-static sp_status choose_lengths(sp_pass *p) {
-    const sp_selection *s = &p->selection;
-    int64_t chosen = p->chosen > 0 ? p->chosen : 1, T = 2, n = 0;
-    while (sp_candidates(s, T - 1) < 8 * chosen) T *= 2;
-    while (2 * T > p->desc->max_positions && T > 2) T /= 2;
-    if (p->text.dataset) {
-        int64_t wanted = T;
-        bool fits;
-        SP_TRY(fit_to_text(p, MIN_ROWS, &T, &fits));
-        if (!fits) {
-            T = wanted;
-            SP_TRY(fit_to_text(p, 1, &T, &fits));
-        }
-        if (!fits) T = wanted;
-        SP_TRY(sp_pass_text_rows(p, 2 * T, 1, &n));
+// The chosen lengths, if there are rows for them; else the longest that there are rows for, and
+// half of it. Without MIN_ROWS anywhere one row is enough; without one the chosen lengths stay.
+static sp_status fit_to_text(sp_pass *p) {
+    int64_t wanted = p->lengths[0], T = wanted, n = 0;
+    bool fits = false;
+    for (int64_t need = MIN_ROWS; need > 0 && !fits; need -= MIN_ROWS - 1) {
+        T = wanted;
+        SP_TRY(fit(p, need, &T, &fits));
     }
-    SP_TRY(sp_alloc(&p->lengths, 2, sizeof *p->lengths, "lengths"));
-    p->lengths[p->n_lengths++] = T;
-    if (2 * T <= p->desc->max_positions && (n > 0 || p->needles || !p->text.dataset))
-        p->lengths[p->n_lengths++] = 2 * T;
+    if (!fits) return SP_OK;
+    p->n_text_lengths = 0;
+    if (p->n_lengths > 1) SP_TRY(sp_pass_text_rows(p, 2 * T, MIN_ROWS, &n));
+    if (n < MIN_ROWS && p->n_lengths > 1 && has_a_choice(p, T / 2))
+        p->text_lengths[p->n_text_lengths++] = T / 2;
+    p->text_lengths[p->n_text_lengths++] = T;
+    if (n >= MIN_ROWS) p->text_lengths[p->n_text_lengths++] = 2 * T;
+    int64_t got = p->text_lengths[p->n_text_lengths - 1], usual = p->lengths[p->n_lengths - 1];
+    if (got < usual)
+        sp_warn("%s has too few rows of %lld tokens: recall, logits and loss are measured at %lld "
+                "at most",
+                p->text.name, (long long)usual, (long long)got);
     return SP_OK;
 }
 
@@ -118,9 +133,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-sp_status sp_pass_take_lengths(sp_pass *p) {
-    const sp_int_list *given = &p->args->config->validate.lengths;
-    if (given->n == 0) return choose_lengths(p);
+static sp_status take_lengths(sp_pass *p, const sp_int_list *given) {
     sp_problems problems = {0};
     SP_TRY(sp_alloc(&p->lengths, given->n, sizeof *p->lengths, "lengths"));
     memcpy(p->lengths, given->value, (size_t)given->n * sizeof *p->lengths);
@@ -137,6 +150,15 @@ sp_status sp_pass_take_lengths(sp_pass *p) {
     return sp_problems_end(&problems, SP_BAD_INPUT, "validate.lengths");
 }
 
+sp_status sp_pass_take_lengths(sp_pass *p) {
+    const sp_int_list *given = &p->args->config->validate.lengths;
+    SP_TRY(given->n > 0 ? take_lengths(p, given) : choose_lengths(p));
+    SP_TRY(sp_alloc(&p->text_lengths, p->n_lengths, sizeof *p->lengths, "lengths"));
+    memcpy(p->text_lengths, p->lengths, (size_t)p->n_lengths * sizeof *p->lengths);
+    p->n_text_lengths = p->n_lengths;
+    return given->n == 0 && p->text.dataset ? fit_to_text(p) : SP_OK;
+}
+
 // ---- rows and positions -------------------------------------------------------------------------
 
 int64_t sp_pass_rows(const sp_pass *p, int64_t T) {
@@ -147,15 +169,15 @@ int64_t sp_pass_rows(const sp_pass *p, int64_t T) {
 
 bool sp_next_sample(int64_t T, int64_t positions, int64_t most, sp_sample *s) {
     enum { GROUP = 128 };
-    int64_t groups = (T + GROUP - 1) / GROUP, sampled = positions / GROUP, end = T;
+    // Groups end with the text; the rest at its beginning belongs to none.
+    int64_t groups = T / GROUP, rest = T % GROUP, sampled = positions / GROUP, end = T;
     int64_t row0 = s->row0 + s->n;
-    if (sampled < 1) sampled = 1;
-    if (T > positions && sampled < groups) {
-        bool inside = s->n > 0 && row0 < T && row0 % GROUP != 0;
+    if (T > positions) {
+        bool inside = s->n > 0 && (row0 - rest) % GROUP != 0;
         if (!inside && s->group == sampled) return false;
-        if (!inside) row0 = (++s->group * groups / sampled - 1) * GROUP;
-        end = (row0 / GROUP + 1) * GROUP;
-        if (end > T) end = T;
+        if (!inside) // in the middle of its share of the text
+            row0 = rest + (2 * s->group++ + 1) * groups / (2 * sampled) * GROUP;
+        end = row0 + GROUP - (row0 - rest) % GROUP;
     }
     if (row0 >= T) return false;
     s->row0 = row0;

@@ -120,7 +120,7 @@ static void write_setting(const sp_pass *p) {
         json_array_append_new(json_object_get(o, "lengths"), json_integer(p->lengths[i]));
     set(o, "batch", json_integer(1));
     set(o, "seed", json_integer((json_int_t)p->seed));
-    set(o, "text_rows", json_integer(sp_pass_rows(p, p->lengths[0])));
+    set(o, "text_rows", p->rows > 0 ? json_integer(p->rows) : json_null()); // else by length
     set(o, "text_positions", json_integer(p->positions));
     set(o, "needle_samples", p->needles ? json_integer(p->samples) : json_null());
 }
@@ -248,6 +248,7 @@ done:
     sp_exported_close(&x);
     sp_dataset_close(p.text.dataset);
     free(p.lengths);
+    free(p.text_lengths);
     sp_model_free(m);
     sp_backend_close(be);
     sp_model_desc_free(d);
