@@ -657,7 +657,8 @@ static sp_status check_sizes(const char *path, hid_t file, sp_train_state *s) {
     int64_t bytes;
     H5Fget_filesize(file, &file_bytes);
     w->cols = s->hidden;
-    if (w->layers < 1 || !sp_mul(s->heads.kv_heads, s->heads.head_dim, &w->rows) ||
+    if (w->layers < 1 || w->layers == INT64_MAX ||
+        !sp_mul(s->heads.kv_heads, s->heads.head_dim, &w->rows) ||
         !sp_mul(w->rows, w->cols, &bytes) || !sp_mul(bytes, w->layers + 1, &bytes) ||
         !sp_mul(bytes, 4, &bytes) || bytes < 1 || (hsize_t)bytes > file_bytes)
         return damaged(path, "base", "layers",

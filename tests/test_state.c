@@ -334,6 +334,32 @@ static void exchanged_tensor(void **unused) {
     free(path);
 }
 
+// Sizes that fit nothing, up to the largest numbers there are.
+static void sizes_out_of_range(void **unused) {
+    (void)unused;
+    static const char *const names[] = {"layers", "hidden", "kv_heads", "head_dim"};
+    static const int64_t values[] = {INT64_MAX, INT64_MAX - 1, INT64_MAX / 2, 1 << 20, 0,
+                                     -1,        INT64_MIN};
+    char *path = in_tmp("sizes.h5");
+    sp_train_state s = make_state(6), r;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        for (size_t k = 0; k < sizeof values / sizeof *values; k++) {
+            assert_ok(sp_state_save(path, &s));
+            sp_h5_begin();
+            hid_t f = H5Fopen(path, H5F_ACC_RDWR, H5P_DEFAULT);
+            hid_t base = H5Gopen2(f, "base", H5P_DEFAULT), space = H5Screate(H5S_SCALAR);
+            assert_true(H5Adelete(base, names[i]) >= 0);
+            hid_t a = H5Acreate2(base, names[i], H5T_STD_I64LE, space, H5P_DEFAULT, H5P_DEFAULT);
+            assert_true(a >= 0 && H5Awrite(a, H5T_NATIVE_INT64, &values[k]) >= 0);
+            H5Aclose(a), H5Sclose(space), H5Gclose(base);
+            H5Fclose(f);
+            sp_h5_end();
+            assert_fails(sp_state_load(path, &r), SP_BAD_INPUT, "base");
+        }
+    sp_train_state_free(&s);
+    free(path);
+}
+
 static void save_failures(void **unused) {
     (void)unused;
     sp_train_state s = make_state(1);
@@ -531,6 +557,7 @@ int main(void) {
         cmocka_unit_test(truncated),
         cmocka_unit_test(flipped),
         cmocka_unit_test(damage_names_the_tensor),
+        cmocka_unit_test(sizes_out_of_range),
         cmocka_unit_test(a_state_opens_no_other_file),
         cmocka_unit_test(wrong_files),
         cmocka_unit_test(exchanged_tensor),
