@@ -101,7 +101,8 @@ static const char *inside_layer(const char *name, int64_t *layer) {
     *layer = 0;
     for (; *p >= '0' && *p <= '9'; p++)
         if (!sp_mul(*layer, 10, layer) || !sp_add(*layer, *p - '0', layer)) return NULL;
-    return p > digits && *p == '.' && (*digits != '0' || p - digits == 1) ? p + 1 : NULL;
+    bool number = p > digits && (*digits != '0' || p - digits == 1) && *layer < INT64_MAX;
+    return number && *p == '.' ? p + 1 : NULL;
 }
 
 static tensor_kind kind_of(const char *name, int64_t *layer) {

@@ -613,6 +613,7 @@ static void foreign_tensors_are_told_from_harmless_ones(void **state) {
         {"model.layers.2.self_attn.q_proj.weight", "files hold tensors of 3 layers"},
         {"model.layers.900000000.mlp.up_proj.weight", "files hold tensors of 900000001 layers"},
         {"model.layers.99999999999999999999.mlp.up_proj.weight", NULL}, // no layer at all
+        {"model.layers.9223372036854775807.mlp.up_proj.weight", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         mini_model *m = mini_new(&mini_default);
