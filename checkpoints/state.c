@@ -654,12 +654,12 @@ done:
 static sp_status check_sizes(const char *path, hid_t file, sp_train_state *s) {
     sp_forecast *w = &s->weights;
     hsize_t file_bytes = 0;
-    int64_t bytes;
+    int64_t matrices, bytes;
     H5Fget_filesize(file, &file_bytes);
     w->cols = s->hidden;
-    if (w->layers < 1 || w->layers == INT64_MAX ||
+    if (w->layers < 1 || !sp_add(w->layers, 1, &matrices) ||
         !sp_mul(s->heads.kv_heads, s->heads.head_dim, &w->rows) ||
-        !sp_mul(w->rows, w->cols, &bytes) || !sp_mul(bytes, w->layers + 1, &bytes) ||
+        !sp_mul(w->rows, w->cols, &bytes) || !sp_mul(bytes, matrices, &bytes) ||
         !sp_mul(bytes, 4, &bytes) || bytes < 1 || (hsize_t)bytes > file_bytes)
         return damaged(path, "base", "layers",
                        "and the sizes beside it do not fit the size of the file");

@@ -62,6 +62,7 @@ static inline int64_t sp_candidates(const sp_selection *s, int64_t position) {
 sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *tokens);
 // Row 0, or random tokens where there is no text that long: for checks that need none.
 sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens);
+enum { SP_MIN_TEXT_ROWS = 3 }; // below that a standard error means nothing
 // How many held-out rows of at least T tokens there are, at most `wanted`.
 sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n);
 

@@ -276,7 +276,6 @@ static ratio kl_ratio(const sp_pass *p, const length_result *r, bool untrained) 
 
 // ---- checks -------------------------------------------------------------------------------------
 
-enum { MIN_SEQUENCES = 3 };           // below that a standard error means nothing
 static const double gate_z = 5;       // Q1, Q2
 static const double gate_mass = 0.90; // Q2 soft
 static const double gate_q3 = 0.80;   // soft
@@ -618,11 +617,11 @@ double sp_quality_cost(const sp_pass *p) {
 
 static sp_status judge(sp_pass *p, const length_result *r, int64_t n) {
     int64_t enough = 0; // longer rows are never more
-    while (enough < n && r[enough].S >= MIN_SEQUENCES) enough++;
+    while (enough < n && r[enough].S >= SP_MIN_TEXT_ROWS) enough++;
     if (enough == 0) {
         char why[128];
         snprintf(why, sizeof why, "%lld text rows give no standard error; at least %d are needed",
-                 (long long)r[0].S, MIN_SEQUENCES);
+                 (long long)r[0].S, SP_MIN_TEXT_ROWS);
         SP_TRY(sp_report_skip(p->report, "Q1", why));
         SP_TRY(sp_report_skip(p->report, "Q2", why));
     } else {

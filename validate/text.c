@@ -76,8 +76,6 @@ sp_status sp_pass_open_text(sp_pass *p) {
 
 // ---- lengths ------------------------------------------------------------------------------------
 
-enum { MIN_ROWS = 3 }; // for a standard error
-
 // The smallest power of two whose last query has 8 times as many candidates as it may choose, so
 // that chance is an eighth, and twice that; halved while they exceed the model's positions.
 static sp_status choose_lengths(sp_pass *p) {
@@ -105,21 +103,23 @@ static sp_status fit(const sp_pass *p, int64_t need, int64_t *T, bool *fits) {
 }
 
 // The chosen lengths, if there are rows for them; else the longest that there are rows for, and
-// half of it. Without MIN_ROWS anywhere one row is enough; without one the chosen lengths stay.
+// half of it. Without SP_MIN_TEXT_ROWS anywhere one row is enough; without one the chosen lengths
+// stay.
 static sp_status fit_to_text(sp_pass *p) {
-    int64_t wanted = p->lengths[0], T = wanted, n = 0;
-    bool fits = false;
-    for (int64_t need = MIN_ROWS; need > 0 && !fits; need -= MIN_ROWS - 1) {
-        T = wanted;
-        SP_TRY(fit(p, need, &T, &fits));
+    int64_t T = p->lengths[0], n = 0;
+    bool fits;
+    SP_TRY(fit(p, SP_MIN_TEXT_ROWS, &T, &fits));
+    if (!fits) {
+        T = p->lengths[0];
+        SP_TRY(fit(p, 1, &T, &fits));
     }
     if (!fits) return SP_OK;
     p->n_text_lengths = 0;
-    if (p->n_lengths > 1) SP_TRY(sp_pass_text_rows(p, 2 * T, MIN_ROWS, &n));
-    if (n < MIN_ROWS && p->n_lengths > 1 && has_a_choice(p, T / 2))
+    if (p->n_lengths > 1) SP_TRY(sp_pass_text_rows(p, 2 * T, SP_MIN_TEXT_ROWS, &n));
+    if (n < SP_MIN_TEXT_ROWS && p->n_lengths > 1 && has_a_choice(p, T / 2))
         p->text_lengths[p->n_text_lengths++] = T / 2;
     p->text_lengths[p->n_text_lengths++] = T;
-    if (n >= MIN_ROWS) p->text_lengths[p->n_text_lengths++] = 2 * T;
+    if (n >= SP_MIN_TEXT_ROWS) p->text_lengths[p->n_text_lengths++] = 2 * T;
     int64_t got = p->text_lengths[p->n_text_lengths - 1], usual = p->lengths[p->n_lengths - 1];
     if (got < usual)
         sp_warn("%s has too few rows of %lld tokens: recall, logits and loss are measured at %lld "
