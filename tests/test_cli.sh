@@ -87,6 +87,11 @@ check 0 "$sparda" train configs/tiny.yaml --set "data=[$work/corpus]" --set 'eva
     --set eval_every_steps=0 --dry-run --out "$work/dry"
 has err 'dry run'
 [ ! -e "$work/dry" ] || complain 'a dry run wrote something'
+# Rows that only the validation after the run reads are looked for before it.
+check 2 "$sparda" train configs/tiny.yaml --set "data=[$work/corpus]" --set "eval_data=[$work/none]" \
+    --set eval_every_steps=0 --dry-run --out "$work/dry"
+has err "eval_data: .*"
+has err "$work/none does not exist"
 
 # ---- the others -----------------------------------------------------------------------------------
 check 2 "$sparda" data frobnicate

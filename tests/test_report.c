@@ -346,6 +346,20 @@ static void test_summary(void **state) {
     assert_non_null(strstr(text, "812 tokens/s at 131072 tokens, batch 4 (85% of the limit)"));
     free(text);
     sp_report_close(&r);
+
+    // A reason that only announces a list is shown with its first entry.
+    assert_ok(sp_report_open(&r));
+    sp_check c = sp_check_blank("E1");
+    c.outcome = SP_FAIL;
+    c.reason = "weights in x.safetensors:\n  - x.safetensors is cut short\n  - the rest";
+    assert_ok(sp_report_add(&r, &c));
+    assert_ok(sp_report_finish(&r, false, &failed));
+    assert_ok(sp_report_summary(r.root, &text));
+    assert_non_null(
+        strstr(text, "failed E1: weights in x.safetensors:   - x.safetensors is cut short (Every"));
+    assert_null(strstr(text, "the rest"));
+    free(text);
+    sp_report_close(&r);
 }
 
 // ---- files --------------------------------------------------------------------------------------

@@ -70,6 +70,11 @@ run 1 'failed E1: forecast.safetensors: model.layers.2' --base "$base" --forecas
 [ -s "$dir/r1/validation_report.json" ] || fail "no report after a failed check"
 grep -q '"status": "fail"' "$dir/r1/validation_report.json" || fail "the report does not say fail"
 
+# ---- rows too short for a choice: said, with the remedy ----
+"$sparda" data synth --out "$dir/short" --rows 3 --seq-len 100 >/dev/null 2>&1
+run 0 'nothing is known of the quality.*validate.lengths' --base "$base" --forecast "$forecast" --report "$dir/r2" \
+    --data "$dir/short" --set validate.samples=2 --set threads=1 --set 'validate.lengths=[256]'
+
 # ---- an error removes what an earlier run left ----
 run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r1" $quick
 no_report "$dir/r1"

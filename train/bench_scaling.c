@@ -75,7 +75,8 @@ static void report(const sp_ranks *r, int64_t hosts, const sp_bench_step_args *a
     sp_info("scaling     %s, ranks %d, hosts %lld, %lld x %lld tokens a rank, median of %lld",
             b->desc->name, r->size, (long long)hosts, (long long)a->batch, (long long)a->seq_len,
             (long long)steps);
-    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed (half within %.2f); %.0f "
+    sp_info("  step %.2f ms, without the sum %.2f ms: %.2f ms exposed (median difference, half "
+            "within %.2f); %.0f "
             "tokens/s",
             t.step, t.alone, t.exposed, t.noise,
             1e3 * n * (double)a->batch * (double)a->seq_len / t.step);

@@ -123,9 +123,20 @@ static sp_status open_data(sp_trainer *t) {
                          .seq_len = c->seq_len.value,
                          .seed = (uint64_t)c->seed};
     SP_TRY(sp_sampler_open(t->data, &s, &t->sampler));
-    if (c->eval_every_steps == 0) return SP_OK;
+    // What only the validation after the run reads is opened now, too, not after hours.
+    bool validates = (c->after_training & SP_AFTER_VALIDATE) && c->eval_data.n > 0;
+    if (c->eval_every_steps == 0 && !validates) return SP_OK;
     o.allow_missing = false;
-    SP_TRY(sp_dataset_open(&c->eval_data, &o, &t->eval_data));
+    sp_status st = sp_dataset_open(&c->eval_data, &o, &t->eval_data);
+    if (st != SP_OK) {
+        sp_error_prefix("eval_data");
+        return st;
+    }
+    if (c->eval_every_steps == 0) {
+        sp_dataset_close(t->eval_data);
+        t->eval_data = NULL;
+        return SP_OK;
+    }
     s.order = SP_ORDER_SEQUENTIAL;
     s.short_rows = SP_SHORT_KEEP;
     return sp_sampler_open(t->eval_data, &s, &t->eval_sampler);

@@ -661,6 +661,9 @@ sp_status sp_measure_quality(sp_pass *p) {
         n++;
     }
     if (n == 0) {
+        sp_warn("%s has no row at which a query has a choice of blocks: nothing is known of the "
+                "quality; longer rows or validate.lengths make it measurable",
+                p->text.name);
         SP_GO(sp_skip_quality(p, "no held-out row is long enough for a query to have a choice of "
                                  "blocks at any of the lengths"));
     } else {

@@ -40,15 +40,19 @@ static void counts(sp_text *t, json_t *root) {
     sp_text_add(t, "%s%s%s\n", shared ? ": " : "", shared ? why : "", skipped ? ")" : "");
 }
 
-// The first line of its reason, of which the report has all, and what the check is.
+// The first line of its reason, with the next where it ends in a colon; the report has all. And
+// what the check is.
 static void findings(sp_text *t, json_t *root, const char *status, const char *what) {
     size_t i;
     json_t *c;
     json_array_foreach(json_object_get(root, "checks"), i, c) {
         if (strcmp(text_at(c, "status"), status) != 0) continue;
         const char *why = text_at(c, "reason");
-        sp_text_add(t, "  %s %s: %.*s (%s)\n", what, text_at(c, "id"), (int)strcspn(why, "\n"), why,
-                    text_at(c, "title"));
+        size_t n = strcspn(why, "\n"), more = 0;
+        const char *next = why[n] ? why + n + 1 : why + n;
+        if (n > 0 && why[n - 1] == ':') more = strcspn(next, "\n");
+        sp_text_add(t, "  %s %s: %.*s%s%.*s (%s)\n", what, text_at(c, "id"), (int)n, why,
+                    more ? " " : "", (int)more, next, text_at(c, "title"));
     }
 }
 

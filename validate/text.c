@@ -122,9 +122,9 @@ static sp_status fit_to_text(sp_pass *p) {
     if (n >= SP_MIN_TEXT_ROWS) p->text_lengths[p->n_text_lengths++] = 2 * T;
     int64_t got = p->text_lengths[p->n_text_lengths - 1], usual = p->lengths[p->n_lengths - 1];
     if (got < usual)
-        sp_warn("%s has too few rows of %lld tokens: recall, logits and loss are measured at %lld "
-                "at most",
-                p->text.name, (long long)usual, (long long)got);
+        sp_warn("%s has fewer than %d rows of %lld tokens: recall, logits and loss are measured at "
+                "%lld at most (validate.lengths: others)",
+                p->text.name, SP_MIN_TEXT_ROWS, (long long)usual, (long long)got);
     return SP_OK;
 }
 
