@@ -57,8 +57,9 @@ fi
 decodes() {
     row "$*" ''
     shift
+    cell=$((cell + 1)) # not in the pipeline, which is a shell of its own
     "$sparda" bench decode --base "$work/base" --layers 32 --batch 4,8,16 --home-gib 4 "$@" \
-        --json "$out/decode-$((cell += 1)).json" 2>&1 | tee -a "$out/decode.log" |
+        --json "$out/decode-$cell.json" 2>&1 | tee -a "$out/decode.log" |
         grep -E '^  (mode|dense|sparse|forecast|sparda|infinigen)|error' | tee -a "$out/table.txt"
 }
 cell=0
