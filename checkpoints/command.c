@@ -1,5 +1,6 @@
 // `sparda export` and `sparda info`: their arguments.
 #include "checkpoints/checkpoints.h"
+#include "common/arguments.h"
 #include "common/util.h"
 
 #include <stdio.h>
@@ -29,83 +30,27 @@ static const char info_help[] =
     "Describes any file or folder that the program reads: training state, safetensors, torch .pt,\n"
     "token shards, MDS data, model folder, run folder, export folder.\n";
 
-// "--name value" or "--name=value" at argv[*i]; `is` tells whether it was this option.
-static sp_status option(int argc, char **argv, int *i, const char *name, const char **value,
-                        bool *is) {
-    size_t n = strlen(name);
-    *is = strncmp(argv[*i], name, n) == 0 && (argv[*i][n] == 0 || argv[*i][n] == '=');
-    if (!*is) return SP_OK;
-    const char *found = argv[*i][n] ? argv[*i] + n + 1 : *i + 1 < argc ? argv[++*i] : "";
-    if (!*found)
-        return sp_error(SP_BAD_INPUT, "%s needs a value; see 'sparda export --help'", name);
-    if (*value) return sp_error(SP_BAD_INPUT, "%s is given twice", name);
-    *value = found;
-    return SP_OK;
-}
-
-static sp_status parse_formats(const char *list, sp_export_args *a) {
-    a->safetensors = a->pt = !list;
-    for (const char *p = list; p; p = *p ? p + 1 : NULL) {
-        size_t n = strcspn(p, ",");
-        bool *format = n == 11 && strncmp(p, "safetensors", n) == 0 ? &a->safetensors
-                       : n == 2 && strncmp(p, "pt", n) == 0         ? &a->pt
-                                                                    : NULL;
-        if (!format)
-            return sp_error(SP_BAD_INPUT, "--format %s: '%.*s' is not safetensors or pt", list,
-                            (int)n, p);
-        *format = true;
-        p += n;
-        if (*p && !p[1]) return sp_error(SP_BAD_INPUT, "--format %s ends in a comma", list);
-        if (!*p) break;
-    }
-    return SP_OK;
-}
-
 static sp_status parse_export(int argc, char **argv, sp_export_args *a, const char **checkpoint) {
-    const char *formats = NULL;
-    struct {
-        const char *name;
-        const char **value;
-    } texts[] = {{"--out", &a->out_dir},
-                 {"--format", &formats},
-                 {"--merge", &a->merge_base},
-                 {"--base", &a->base}};
-    struct {
-        const char *name;
-        bool *value;
-    } flags[] = {
-        {"--no-parity", &a->no_parity}, {"--force", &a->force}, {"--validate", &a->validate}};
-    for (int i = 1; i < argc; i++) {
-        bool is = false;
-        for (size_t k = 0; k < sizeof texts / sizeof texts[0] && !is; k++)
-            SP_TRY(option(argc, argv, &i, texts[k].name, texts[k].value, &is));
-        for (size_t k = 0; k < sizeof flags / sizeof flags[0] && !is; k++)
-            if (strcmp(argv[i], flags[k].name) == 0) is = *flags[k].value = true;
-        if (is) continue;
-        if (argv[i][0] == '-')
-            return sp_error(SP_BAD_INPUT, "unknown option '%s'; see 'sparda export --help'",
-                            argv[i]);
-        if (*checkpoint)
-            return sp_error(SP_BAD_INPUT, "unexpected argument '%s'; one checkpoint at a time",
-                            argv[i]);
-        *checkpoint = argv[i];
-    }
-    if (!*checkpoint)
-        return sp_error(SP_BAD_INPUT, "no checkpoint given; see 'sparda export --help'");
-    if (!a->out_dir)
-        return sp_error(SP_BAD_INPUT,
-                        "no destination given: --out DIR; see 'sparda export --help'");
-    return parse_formats(formats, a);
-}
-
-static bool wants_help(int argc, char **argv) {
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) return true;
-    return false;
+    static const char *const formats[] = {"safetensors", "pt"};
+    bool chosen[2] = {true, true};
+    sp_names names = {formats, chosen, 2};
+    sp_words words = {checkpoint, 0, 1};
+    sp_problems p = {0};
+    const sp_argument options[] = {
+        {"--out", .text = &a->out_dir},         {"--format", .names = &names},
+        {"--merge", .text = &a->merge_base},    {"--base", .text = &a->base},
+        {"--no-parity", .flag = &a->no_parity}, {"--force", .flag = &a->force},
+        {"--validate", .flag = &a->validate},   {0}};
+    sp_arguments_read(argc, argv, options, &words, &p);
+    if (words.n == 0) sp_problems_add(&p, "no checkpoint is given");
+    if (!a->out_dir) sp_problems_add(&p, "no destination is given: --out DIR");
+    a->safetensors = chosen[0];
+    a->pt = chosen[1];
+    return sp_problems_end(&p, SP_BAD_INPUT, "sparda export (see --help)");
 }
 
 sp_status sp_export_command(int argc, char **argv) {
-    if (wants_help(argc, argv)) {
+    if (sp_arguments_help(argc, argv)) {
         fputs(export_help, stdout);
         return SP_OK;
     }
@@ -116,19 +61,22 @@ sp_status sp_export_command(int argc, char **argv) {
 }
 
 sp_status sp_info_command(int argc, char **argv) {
-    if (wants_help(argc, argv)) {
+    if (sp_arguments_help(argc, argv)) {
         fputs(info_help, stdout);
         return SP_OK;
     }
-    for (int i = 1; i < argc; i++)
-        if (argv[i][0] == '-' && argv[i][1])
-            return sp_error(SP_BAD_INPUT, "unknown option '%s'; see 'sparda info --help'", argv[i]);
-    if (argc < 2) return sp_error(SP_BAD_INPUT, "info wants a path; see 'sparda info --help'");
-    for (int i = 1; i < argc; i++) {
-        char *text;
-        SP_TRY(sp_info_text(argv[i], &text));
-        printf("%s%s", i > 1 ? "\n" : "", text);
+    sp_words paths = {NULL, 0, argc};
+    sp_problems p = {0};
+    SP_TRY(sp_alloc(&paths.at, argc, sizeof *paths.at, "paths"));
+    sp_arguments_read(argc, argv, &(sp_argument){0}, &paths, &p);
+    if (paths.n == 0) sp_problems_add(&p, "a path is missing");
+    sp_status st = sp_problems_end(&p, SP_BAD_INPUT, "sparda info (see --help)");
+    for (int i = 0; i < paths.n && st == SP_OK; i++) {
+        char *text = NULL;
+        st = sp_info_text(paths.at[i], &text);
+        if (text) printf("%s%s", i ? "\n" : "", text);
         free(text);
     }
-    return SP_OK;
+    free(paths.at);
+    return st;
 }

@@ -585,7 +585,7 @@ static sp_status working_directory(char **cwd) {
     return sp_error(SP_ENVIRONMENT, "the working directory has no path: %s", strerror(errno));
 }
 
-sp_status sp_config_load(const char *file, char *const *sets, int n_sets, sp_config **out) {
+sp_status sp_config_load(const char *file, const char *const *sets, int n_sets, sp_config **out) {
     loader l = {0};
     char *cwd = NULL, *text = NULL, *dir = NULL, *file_dir = NULL;
     sp_status st = SP_OK;

@@ -97,7 +97,7 @@ typedef struct sp_config {
 // Defaults, then `file` (may be NULL), then the --set assignments "key=value" in order. A nested
 // key is written with a dot: sparse_config.topk=64. A list or mapping may be given as YAML flow
 // text: --set 'data=[{path: a}, {path: b}]'.
-sp_status sp_config_load(const char *file, char *const *sets, int n_sets, sp_config **out);
+sp_status sp_config_load(const char *file, const char *const *sets, int n_sets, sp_config **out);
 // From the text that sp_config_print made (a checkpoint's resolved configuration).
 sp_status sp_config_parse(const char *yaml, const char *origin, sp_config **out);
 void sp_config_free(sp_config *c);

@@ -5,9 +5,9 @@
 // (posix_fadvise), which a virtual disk's own cache may still hide. Rates are in bytes of the files
 // that are read, except zstd, whose rates are in unpacked bytes. Formulas: docs/notes/data.md.
 #include "data/bench.h"
+#include "common/arguments.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/import.h"
 #include "data/mds_write.h"
 #include "data/prefetch.h"
@@ -521,22 +521,24 @@ sp_status sp_data_bench(int argc, char **argv) {
                .mb = 512,
                .threads = sysconf(_SC_NPROCESSORS_ONLN),
                .shards = 10000};
-    const sp_data_argument list[] = {
-        {"--dir", SP_ARG_TEXT, &b.dir},        {"--out", SP_ARG_TEXT, &b.out_dir},
-        {"--mb", SP_ARG_COUNT, &b.mb},         {"--threads", SP_ARG_COUNT, &b.threads},
-        {"--shards", SP_ARG_COUNT, &b.shards}, {"--text", SP_ARG_TEXT, &b.text},
-        {"--from", SP_ARG_TEXT, &b.from},      {"--to", SP_ARG_TEXT, &b.to},
-        {"--json", SP_ARG_TEXT, &b.json},      {0}};
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            fputs(usage, stdout);
-            return SP_OK;
-        }
-    SP_TRY(sp_arguments_parse("bench", argc, argv, list, NULL));
-    if (b.mb < 1 || b.mb > 1 << 30 || b.threads < 1 || b.threads > 1024 || b.shards < 1 ||
-        b.shards > 100000 || (b.text && (!b.from || !b.to)))
-        return sp_error(SP_BAD_INPUT, "sparda bench data: --mb and --threads must be at least 1, "
-                                      "--shards 1 to 100000; --text needs --from and --to");
+    sp_problems p = {0};
+    const sp_argument list[] = {{"--dir", .text = &b.dir},
+                                {"--out", .text = &b.out_dir},
+                                {"--mb", .number = &b.mb, .least = 1, .most = 1 << 30},
+                                {"--threads", .number = &b.threads, .least = 1, .most = 1024},
+                                {"--shards", .number = &b.shards, .least = 1, .most = 100000},
+                                {"--text", .text = &b.text},
+                                {"--from", .text = &b.from},
+                                {"--to", .text = &b.to},
+                                {"--json", .text = &b.json},
+                                {0}};
+    if (sp_arguments_help(argc, argv)) {
+        fputs(usage, stdout);
+        return SP_OK;
+    }
+    sp_arguments_read(argc, argv, list, NULL, &p);
+    if (b.text && (!b.from || !b.to)) sp_problems_add(&p, "--text needs --from and --to");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench data (see --help)"));
     if (!b.out_dir) b.out_dir = b.dir;
     SP_TRY(sp_check_destination(b.dir));
     SP_TRY(sp_check_destination(b.out_dir));

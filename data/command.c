@@ -1,7 +1,7 @@
 // `sparda data`: which command, and its help.
+#include "common/arguments.h"
 #include "common/json.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/commands.h"
 #include "data/synth_model.h"
 
@@ -12,12 +12,16 @@ enum { CONFIG_MAX = 1 << 24 };
 
 static sp_status data_synth_model(int argc, char **argv) {
     sp_synth_model_args a = {.seed = 1};
-    const sp_data_argument list[] = {
-        {"--like", SP_ARG_TEXT, &a.like},      {"--out", SP_ARG_TEXT, &a.out},
-        {"--layers", SP_ARG_COUNT, &a.layers}, {"--max-positions", SP_ARG_COUNT, &a.max_positions},
-        {"--seed", SP_ARG_SEED, &a.seed},      {0}};
-    SP_TRY(sp_arguments_parse("synth-model", argc, argv, list, NULL));
-    if (!a.out) return sp_error(SP_BAD_INPUT, "sparda data synth-model: --out DIR is missing");
+    sp_problems p = {0};
+    const sp_argument list[] = {{"--like", .text = &a.like},
+                                {"--out", .text = &a.out},
+                                {"--layers", .number = &a.layers, .least = 1, .most = 1024},
+                                {"--max-positions", .number = &a.max_positions, .least = 1},
+                                {"--seed", .seed = &a.seed},
+                                {0}};
+    sp_arguments_read(argc, argv, list, NULL, &p);
+    if (!a.out) sp_problems_add(&p, "--out DIR is missing");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data synth-model (see --help)"));
     return sp_synth_model(&a);
 }
 
@@ -111,10 +115,6 @@ static const command commands[] = {
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 #define NAMES "synth, import, retokenize, verify, info, synth-model"
 
-static bool is_help(const char *text) {
-    return strcmp(text, "--help") == 0 || strcmp(text, "-h") == 0;
-}
-
 static void print_all(FILE *f) {
     for (int i = 0; i < N_COMMANDS; i++) fprintf(f, "%s%s", i ? "\n" : "", commands[i].help);
 }
@@ -124,7 +124,7 @@ sp_status sp_data_command(int argc, char **argv, sp_data_assemble assemble) {
         print_all(stderr);
         return sp_error(SP_BAD_INPUT, "no data command given; there are " NAMES);
     }
-    if (is_help(argv[1])) {
+    if (sp_arguments_help(2, argv)) {
         print_all(stdout);
         return SP_OK;
     }
@@ -132,10 +132,9 @@ sp_status sp_data_command(int argc, char **argv, sp_data_assemble assemble) {
     while (c < commands + N_COMMANDS && strcmp(argv[1], c->name) != 0) c++;
     if (c == commands + N_COMMANDS)
         return sp_error(SP_BAD_INPUT, "unknown data command '%s'; there are " NAMES, argv[1]);
-    for (int i = 2; i < argc; i++)
-        if (is_help(argv[i])) {
-            fputs(c->help, stdout);
-            return SP_OK;
-        }
+    if (sp_arguments_help(argc, argv)) {
+        fputs(c->help, stdout);
+        return SP_OK;
+    }
     return c->run ? c->run(argc - 1, argv + 1) : c->run_with(argc - 1, argv + 1, assemble);
 }

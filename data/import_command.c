@@ -1,8 +1,8 @@
 // `sparda data import`, `sparda data retokenize`: their arguments.
+#include "common/arguments.h"
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/commands.h"
 #include "data/import.h"
 #include "data/retokenize.h"
@@ -10,16 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARD_TOKENS = 1 << 25, SOURCES_MAX = 10000, THREADS_MAX = 1024, MOST_OPTIONS = 16 };
+enum { SHARD_TOKENS = 1 << 25 };
 
 typedef struct options {
     const char *out, *base, *tokenizer, *domain, *dtype, *from, *to, *clean_up;
     int64_t vocab, eod, shard_tokens, threads;
     bool drop_eod, force;
-    sp_operands sources;
+    sp_words sources;
 } options;
 
-static sp_status parse_flat(const char *command, const options *o, sp_flat_format *f) {
+// The format of .bin files and everything else that both commands share.
+static void check_common(options *o, sp_flat_format *f, sp_problems *p) {
     static const struct {
         const char *name;
         int size;
@@ -32,33 +33,14 @@ static sp_status parse_flat(const char *command, const options *o, sp_flat_forma
             f->is_signed = types[i].is_signed;
         }
     if (o->dtype && !f->itemsize)
-        return sp_error(SP_BAD_INPUT,
-                        "sparda data %s: --dtype is uint16, uint32 or int32, not '%s'", command,
-                        o->dtype);
-    if (o->eod < -1 || o->eod > (f->itemsize == 2 ? UINT16_MAX : INT32_MAX))
-        return sp_error(SP_BAD_INPUT, "sparda data %s: --eod %lld is no token id of %s", command,
-                        (long long)o->eod, o->dtype ? o->dtype : "32 bits");
-    if (o->drop_eod && !f->has_eod)
-        return sp_error(SP_BAD_INPUT, "sparda data %s: --drop-eod needs --eod ID", command);
-    return SP_OK;
-}
-
-static sp_status check_common(const char *command, options *o) {
-    if (o->sources.n == 0)
-        return sp_error(SP_BAD_INPUT, "sparda data %s: nothing to import is named", command);
-    if (!o->out) return sp_error(SP_BAD_INPUT, "sparda data %s: --out DIR is missing", command);
-    SP_TRY(sp_check_destination(o->out));
+        sp_problems_add(p, "--dtype is uint16, uint32 or int32, not '%s'", o->dtype);
+    if (f->itemsize == 2 && o->eod > UINT16_MAX)
+        sp_problems_add(p, "--eod %lld is no token id of %s", (long long)o->eod, o->dtype);
+    if (o->drop_eod && !f->has_eod) sp_problems_add(p, "--drop-eod needs --eod ID");
+    if (o->sources.n == 0) sp_problems_add(p, "nothing to import is named");
+    if (!o->out) sp_problems_add(p, "--out DIR is missing");
     if (o->domain && (!sp_path_is_safe(o->domain) || strchr(o->domain, '/') || o->domain[0] == '.'))
-        return sp_error(SP_BAD_INPUT,
-                        "sparda data %s: --domain '%s' cannot be the name of a folder", command,
-                        o->domain);
-    if (o->shard_tokens < 1 || o->shard_tokens > (int64_t)1 << 40)
-        return sp_error(SP_BAD_INPUT, "sparda data %s: --shard-tokens %lld; it must be at least 1",
-                        command, (long long)o->shard_tokens);
-    if (o->threads < 0 || o->threads > THREADS_MAX)
-        return sp_error(SP_BAD_INPUT, "sparda data %s: --threads %lld; it must be 1 to %d", command,
-                        (long long)o->threads, THREADS_MAX);
-    return SP_OK;
+        sp_problems_add(p, "--domain '%s' cannot be the name of a folder", o->domain);
 }
 
 // "MODEL tokenizer.json sha256:..." of a model folder; only its name if it has no such file.
@@ -81,46 +63,34 @@ static sp_status identity_of(const char *base, char **out) {
     return st != SP_OK || *out ? st : sp_error(SP_ENVIRONMENT, "out of memory");
 }
 
-static void common_arguments(options *o, sp_data_argument *list, int *n) {
-    const sp_data_argument common[] = {{"--out", SP_ARG_TEXT, &o->out},
-                                       {"--domain", SP_ARG_TEXT, &o->domain},
-                                       {"--dtype", SP_ARG_TEXT, &o->dtype},
-                                       {"--eod", SP_ARG_COUNT, &o->eod},
-                                       {"--drop-eod", SP_ARG_FLAG, &o->drop_eod},
-                                       {"--shard-tokens", SP_ARG_COUNT, &o->shard_tokens},
-                                       {"--threads", SP_ARG_COUNT, &o->threads},
-                                       {"--force", SP_ARG_FLAG, &o->force}};
-    memcpy(list, common, sizeof common);
-    *n = sizeof common / sizeof common[0];
-}
+// What both commands share, at the head of a table.
+#define COMMON_ARGUMENTS(o)                                                                        \
+    {"--out", .text = &(o)->out}, {"--domain", .text = &(o)->domain},                              \
+        {"--dtype", .text = &(o)->dtype}, {"--eod", .number = &(o)->eod, .most = INT32_MAX},       \
+        {"--drop-eod", .flag = &(o)->drop_eod},                                                    \
+        {"--shard-tokens", .number = &(o)->shard_tokens, .least = 1},                              \
+        {"--threads", .number = &(o)->threads, .least = 1, .most = 1024}, {                        \
+        "--force", .flag = &(o)->force                                                             \
+    }
 
 sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
-    const char **source;
-    SP_TRY(sp_alloc(&source, SOURCES_MAX, sizeof *source, "arguments"));
-    options o = {.eod = -1, .shard_tokens = SHARD_TOKENS, .sources = {source, 0, SOURCES_MAX}};
-    sp_data_argument list[MOST_OPTIONS] = {{0}};
-    int n;
+    options o = {.eod = -1, .shard_tokens = SHARD_TOKENS, .sources = {NULL, 0, argc}};
     char *identity = NULL;
     sp_data_team team;
     sp_import_args a = {0};
-    common_arguments(&o, list, &n);
-    list[n++] = (sp_data_argument){"--base", SP_ARG_TEXT, &o.base};
-    list[n++] = (sp_data_argument){"--vocab", SP_ARG_COUNT, &o.vocab};
-    list[n++] = (sp_data_argument){"--tokenizer", SP_ARG_TEXT, &o.tokenizer};
-    sp_status st = sp_arguments_parse("import", argc, argv, list, &o.sources);
-    if (st != SP_OK) goto done;
-    SP_GO(check_common("import", &o));
-    SP_GO(parse_flat("import", &o, &a.format));
-    if (o.base && o.vocab) {
-        st =
-            sp_error(SP_BAD_INPUT, "sparda data import: --base and --vocab say the same; give one");
-        goto done;
-    }
-    if (o.vocab < 0 || o.vocab > INT32_MAX) {
-        st = sp_error(SP_BAD_INPUT, "sparda data import: --vocab %lld; it must be 1 to 2147483647",
-                      (long long)o.vocab);
-        goto done;
-    }
+    sp_problems p = {0};
+    sp_status st = SP_OK;
+    SP_TRY(sp_alloc(&o.sources.at, argc, sizeof *o.sources.at, "arguments"));
+    const sp_argument list[] = {COMMON_ARGUMENTS(&o),
+                                {"--base", .text = &o.base},
+                                {"--vocab", .number = &o.vocab, .least = 1, .most = INT32_MAX},
+                                {"--tokenizer", .text = &o.tokenizer},
+                                {0}};
+    sp_arguments_read(argc, argv, list, &o.sources, &p);
+    check_common(&o, &a.format, &p);
+    if (o.base && o.vocab) sp_problems_add(&p, "--base and --vocab say the same; give one");
+    SP_GO(sp_problems_end(&p, SP_BAD_INPUT, "sparda data import (see --help)"));
+    SP_GO(sp_check_destination(o.out));
     if (o.base) SP_GO(sp_base_vocab(o.base, &o.vocab));
     if (o.base && !o.tokenizer) SP_GO(identity_of(o.base, &identity));
     a.source = o.sources.at;
@@ -137,34 +107,30 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     st = sp_import_run(&a, &team);
 done:
     free(identity);
-    free(source);
+    free(o.sources.at);
     return st;
 }
 
 sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble) {
-    const char **source;
-    SP_TRY(sp_alloc(&source, SOURCES_MAX, sizeof *source, "arguments"));
-    options o = {.eod = -1,
-                 .shard_tokens = SHARD_TOKENS,
-                 .clean_up = "auto",
-                 .sources = {source, 0, SOURCES_MAX}};
-    sp_data_argument list[MOST_OPTIONS] = {{0}};
-    int n;
+    options o = {
+        .eod = -1, .shard_tokens = SHARD_TOKENS, .clean_up = "auto", .sources = {NULL, 0, argc}};
     sp_data_team team;
     sp_import_args a = {0};
     sp_retokenizer r = {0};
-    common_arguments(&o, list, &n);
-    list[n++] = (sp_data_argument){"--from", SP_ARG_TEXT, &o.from};
-    list[n++] = (sp_data_argument){"--to", SP_ARG_TEXT, &o.to};
-    list[n++] = (sp_data_argument){"--clean-up", SP_ARG_TEXT, &o.clean_up};
-    sp_status st = sp_arguments_parse("retokenize", argc, argv, list, &o.sources);
-    if (st != SP_OK) goto done;
-    SP_GO(check_common("retokenize", &o));
-    SP_GO(parse_flat("retokenize", &o, &a.format));
-    if (!o.from || !o.to) {
-        st = sp_error(SP_BAD_INPUT, "sparda data retokenize: --from and --to name the tokenizers");
-        goto done;
-    }
+    sp_problems p = {0};
+    sp_status st = SP_OK;
+    SP_TRY(sp_alloc(&o.sources.at, argc, sizeof *o.sources.at, "arguments"));
+    const sp_argument list[] = {COMMON_ARGUMENTS(&o),
+                                {"--from", .text = &o.from},
+                                {"--to", .text = &o.to},
+                                {"--clean-up", .text = &o.clean_up},
+                                {0}};
+    sp_arguments_read(argc, argv, list, &o.sources, &p);
+    check_common(&o, &a.format, &p);
+    if (!o.from || !o.to)
+        sp_problems_add(&p, "--from and --to, which name the tokenizers, are missing");
+    SP_GO(sp_problems_end(&p, SP_BAD_INPUT, "sparda data retokenize (see --help)"));
+    SP_GO(sp_check_destination(o.out));
     SP_GO(sp_retokenizer_open(o.from, o.to, o.clean_up, &r));
     a.source = o.sources.at;
     a.n_sources = o.sources.n;
@@ -183,6 +149,6 @@ sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble) {
     st = sp_import_run(&a, &team);
 done:
     sp_retokenizer_close(&r);
-    free(source);
+    free(o.sources.at);
     return st;
 }

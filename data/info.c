@@ -1,6 +1,6 @@
 // `sparda data info`: what token data holds, for people and as JSON.
+#include "common/arguments.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/commands.h"
 
 #include <jansson.h>
@@ -65,9 +65,12 @@ static void print_table(const char *path, const sp_dataset_info *info) {
 sp_status sp_data_info(int argc, char **argv) {
     bool json = false;
     const char *path = NULL;
-    const sp_data_argument list[] = {{"--json", SP_ARG_FLAG, &json}, {0}};
-    SP_TRY(sp_arguments_parse("info", argc, argv, list, &(sp_operands){&path, 0, 1}));
-    if (!path) return sp_error(SP_BAD_INPUT, "sparda data info: a path is missing");
+    sp_words words = {&path, 0, 1};
+    sp_problems p = {0};
+    const sp_argument list[] = {{"--json", .flag = &json}, {0}};
+    sp_arguments_read(argc, argv, list, &words, &p);
+    if (!path) sp_problems_add(&p, "a path is missing");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data info (see --help)"));
     sp_data_entry one = {.path = (char *)path};
     const sp_data_list entries = {&one, 1};
     const sp_dataset_options o = {.quiet = true};

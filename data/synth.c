@@ -1,7 +1,7 @@
 // `sparda data synth`: the synthetic corpus as token shards.
+#include "common/arguments.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/commands.h"
 #include "data/corpus.h"
 #include "data/dataset.h"
@@ -25,23 +25,21 @@ enum {
 };
 
 static sp_status check_synth(synth *s) {
-    if (!s->out) return sp_error(SP_BAD_INPUT, "sparda data synth: --out DIR is missing");
     SP_TRY(sp_corpus_check(&s->corpus, s->seq_len));
     int64_t tokens;
-    if (s->rows < 1 || !sp_mul(s->rows, s->seq_len, &tokens) || tokens > INT64_MAX / 16)
-        return sp_error(SP_BAD_INPUT, "sparda data synth: %lld rows of %lld tokens; give 1 or more",
+    if (!sp_mul(s->rows, s->seq_len, &tokens) || tokens > INT64_MAX / 16)
+        return sp_error(SP_BAD_INPUT, "sparda data synth: %lld rows of %lld tokens are too many",
                         (long long)s->rows, (long long)s->seq_len);
     if (s->shards == 0) {
         s->shards = 1 + (tokens - 1) / SHARD_TOKENS;
         if (s->shards > s->rows) s->shards = s->rows;
         if (s->shards > SHARDS_MAX) s->shards = SHARDS_MAX;
     }
-    if (s->shards < 1 || s->shards > s->rows || s->shards > SHARDS_MAX)
-        return sp_error(
-            SP_BAD_INPUT,
-            "sparda data synth: %lld shards of %lld rows; give 1 to the number of rows, "
-            "at most 100000",
-            (long long)s->shards, (long long)s->rows);
+    if (s->shards > s->rows)
+        return sp_error(SP_BAD_INPUT,
+                        "sparda data synth: %lld shards of %lld rows; give at most "
+                        "as many as rows",
+                        (long long)s->shards, (long long)s->rows);
     return SP_OK;
 }
 
@@ -129,18 +127,21 @@ static sp_status write_shards(const synth *s, const char *work) {
 
 sp_status sp_data_synth(int argc, char **argv) {
     synth s = {.rows = 200, .seq_len = 1024, .corpus = sp_corpus_defaults(1)};
-    const sp_data_argument list[] = {{"--out", SP_ARG_TEXT, &s.out},
-                                     {"--rows", SP_ARG_COUNT, &s.rows},
-                                     {"--seq-len", SP_ARG_COUNT, &s.seq_len},
-                                     {"--seed", SP_ARG_SEED, &s.corpus.seed},
-                                     {"--shards", SP_ARG_COUNT, &s.shards},
-                                     {"--mean-doc", SP_ARG_COUNT, &s.corpus.mean_doc},
-                                     {"--question-rate", SP_ARG_REAL, &s.corpus.question_rate},
-                                     {"--ledger-share", SP_ARG_REAL, &s.corpus.ledger_share},
-                                     {"--prose-share", SP_ARG_REAL, &s.corpus.prose_share},
-                                     {"--force", SP_ARG_FLAG, &s.force},
-                                     {0}};
-    SP_TRY(sp_arguments_parse("synth", argc, argv, list, NULL));
+    sp_problems p = {0};
+    const sp_argument list[] = {{"--out", .text = &s.out},
+                                {"--rows", .number = &s.rows, .least = 1, .most = INT64_MAX},
+                                {"--seq-len", .number = &s.seq_len, .least = 1},
+                                {"--seed", .seed = &s.corpus.seed},
+                                {"--shards", .number = &s.shards, .least = 1, .most = SHARDS_MAX},
+                                {"--mean-doc", .number = &s.corpus.mean_doc},
+                                {"--question-rate", .real = &s.corpus.question_rate},
+                                {"--ledger-share", .real = &s.corpus.ledger_share},
+                                {"--prose-share", .real = &s.corpus.prose_share},
+                                {"--force", .flag = &s.force},
+                                {0}};
+    sp_arguments_read(argc, argv, list, NULL, &p);
+    if (!s.out) sp_problems_add(&p, "--out DIR is missing");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data synth (see --help)"));
     SP_TRY(check_synth(&s));
     SP_TRY(sp_mkdirs(s.out));
     char **name;

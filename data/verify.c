@@ -3,10 +3,10 @@
 // Files are dealt to threads. A fault ends the reading of its file, not of the others; all are
 // listed. Equal rows are no fault, but counted: by a 64-bit hash of their tokens, so that among 1e8
 // different rows one pair may be taken for equal in some 3,000 runs.
+#include "common/arguments.h"
 #include "common/hash.h"
 #include "common/log.h"
 #include "common/util.h"
-#include "data/args.h"
 #include "data/commands.h"
 #include "data/folder_index.h"
 #include "data/source.h"
@@ -272,18 +272,19 @@ sp_status sp_data_verify(int argc, char **argv) {
     bool list_shards = false;
     int64_t vocab = 0, threads = sysconf(_SC_NPROCESSORS_ONLN);
     bool none = false, json = false;
-    const sp_data_argument list[] = {{"--base", SP_ARG_TEXT, &base},
-                                     {"--vocab", SP_ARG_COUNT, &vocab},
-                                     {"--threads", SP_ARG_COUNT, &threads},
-                                     {"--no-duplicates", SP_ARG_FLAG, &none},
-                                     {"--write-list", SP_ARG_FLAG, &list_shards},
-                                     {"--json", SP_ARG_FLAG, &json},
-                                     {0}};
-    SP_TRY(sp_arguments_parse("verify", argc, argv, list, &(sp_operands){&path, 0, 1}));
-    if (!path) return sp_error(SP_BAD_INPUT, "sparda data verify: a path is missing");
-    if (threads < 1 || threads > 1024 || vocab < 0 || vocab > INT32_MAX || (base && vocab))
-        return sp_error(SP_BAD_INPUT, "sparda data verify: --threads takes 1 to 1024, --vocab 1 to "
-                                      "2147483647, and --base says the same as --vocab");
+    sp_words words = {&path, 0, 1};
+    sp_problems p = {0};
+    const sp_argument list[] = {{"--base", .text = &base},
+                                {"--vocab", .number = &vocab, .least = 1, .most = INT32_MAX},
+                                {"--threads", .number = &threads, .least = 1, .most = 1024},
+                                {"--no-duplicates", .flag = &none},
+                                {"--write-list", .flag = &list_shards},
+                                {"--json", .flag = &json},
+                                {0}};
+    sp_arguments_read(argc, argv, list, &words, &p);
+    if (!path) sp_problems_add(&p, "a path is missing");
+    if (base && vocab) sp_problems_add(&p, "--base and --vocab say the same; give one");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data verify (see --help)"));
     if (base) SP_TRY(sp_base_vocab(base, &vocab));
     SP_TRY(verify_path(path, vocab, !none, threads, json));
     return list_shards ? write_lists(path) : SP_OK;

@@ -28,11 +28,6 @@ const char *sp_infer_mode_name(sp_infer_mode m) {
     return (unsigned)m < SP_MODES ? modes[m].name : "unknown";
 }
 
-sp_infer_mode sp_infer_mode_named(const char *name) {
-    for (int i = 0; i < SP_MODES; i++)
-        if (strcmp(name, modes[i].name) == 0) return (sp_infer_mode)i;
-    return SP_MODES;
-}
 
 bool sp_infer_mode_offloads(sp_infer_mode m) {
     return modes[m].offloads;

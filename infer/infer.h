@@ -35,8 +35,7 @@ typedef enum sp_infer_mode {
     SP_MODE_INFINIGEN,         // partial keys, offloaded, one layer ahead
     SP_MODES
 } sp_infer_mode;
-const char *sp_infer_mode_name(sp_infer_mode m);     // "dense", "sparse-resident", ...
-sp_infer_mode sp_infer_mode_named(const char *name); // SP_MODES if none
+const char *sp_infer_mode_name(sp_infer_mode m); // "dense", "sparse-resident", ...
 bool sp_infer_mode_offloads(sp_infer_mode m);
 bool sp_infer_mode_forecasts(sp_infer_mode m); // needs Forecast weights
 bool sp_infer_mode_ahead(sp_infer_mode m);     // blocks of a layer are chosen during the one before

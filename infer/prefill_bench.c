@@ -32,7 +32,7 @@ static const sp_selector selectors[SELECTORS] = {SP_SELECT_DENSE, SP_SELECT_ORIG
                                                  SP_SELECT_FORECAST};
 
 typedef struct prefill_bench {
-    const char *base, *json, *names;
+    const char *base, *json;
     sp_number_list tokens;
     int64_t chunk, repeats;
     bool chosen[SELECTORS];
@@ -44,45 +44,29 @@ typedef struct prefill_bench {
 
 // ---- arguments ----------------------------------------------------------------------------------
 
-static void take_selectors(prefill_bench *b, sp_problems *p) {
-    if (!b->names) {
-        for (int i = 0; i < SELECTORS; i++) b->chosen[i] = true;
-        return;
-    }
-    for (const char *s = b->names; *s;) {
-        size_t n = strcspn(s, ",");
-        bool known = false;
-        for (int i = 0; i < SELECTORS; i++) {
-            const char *name = sp_selector_name(selectors[i]);
-            if (strlen(name) != n || strncmp(s, name, n) != 0) continue;
-            known = b->chosen[i] = true;
-        }
-        if (!known)
-            sp_problems_add(p, "--selectors: '%.*s' is none of dense, original, forecast", (int)n,
-                            s);
-        s += n + (s[n] == ',');
-    }
-}
-
-static sp_status parse(int argc, char **argv, prefill_bench *b, sp_backend_options *o, bool *help) {
-    const char *what = NULL;
+static sp_status parse(int argc, char **argv, prefill_bench *b, sp_backend_options *o) {
     int64_t threads = 0; // all cores
+    const char *known[SELECTORS];
+    sp_names names = {known, b->chosen, SELECTORS};
+    sp_problems p = {0};
     *b = (prefill_bench){.base = "data/tiny-base", .tokens = {{1024}, 1}, .repeats = 5};
     *o = (sp_backend_options){.name = "auto", .cpu_blas = "auto", .local_ranks = 1};
+    for (int i = 0; i < SELECTORS; i++) {
+        known[i] = sp_selector_name(selectors[i]);
+        b->chosen[i] = true;
+    }
     const sp_argument options[] = {
         {"--base", .text = &b->base},
         {"--json", .text = &b->json},
-        {"--selectors", .text = &b->names},
+        {"--selectors", .names = &names},
         {"--tokens", .list = &b->tokens, .least = 1},
         {"--chunk", .number = &b->chunk, .least = 1},
         {"--repeats", .number = &b->repeats, .least = 1},
         {"--backend", .text = &o->name},
-        {"--threads", .number = &threads, .least = 1},
+        {"--threads", .number = &threads, .least = 1, .most = 1024},
+        {0},
     };
-    sp_problems p = {0};
-    sp_parse_arguments(argc, argv, options, sizeof options / sizeof *options, &what, help, &p);
-    if (*help) return SP_OK;
-    take_selectors(b, &p);
+    sp_arguments_read(argc - 1, argv + 1, options, NULL, &p);
     o->threads = (int)threads;
     return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench prefill (see --help)");
 }
@@ -246,13 +230,12 @@ sp_status sp_bench_prefill(int argc, char **argv) {
     prefill_bench b;
     sp_backend_options o;
     sp_backend *be = NULL;
-    bool help = false;
     sp_status st = SP_OK;
-    SP_TRY(parse(argc, argv, &b, &o, &help));
-    if (help) {
+    if (sp_arguments_help(argc, argv)) {
         fputs(usage, stdout);
         return SP_OK;
     }
+    SP_TRY(parse(argc, argv, &b, &o));
     b.results = json_array();
     SP_GO(sp_backend_open(&o, &be));
     sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);

@@ -14,7 +14,20 @@ check 2 "$sparda" bench no-such-operation
 has err "unknown operation 'no-such-operation'; known are: .*importance"
 check 2 "$sparda" bench train-step --seq-len 0 --wrong
 has err -- '--seq-len: a whole number from 1'
-has err 'unknown option --wrong'
+has err "unknown option '--wrong'"
+# An option of another benchmark has no effect, so it is refused.
+check 2 "$sparda" bench scaling --tokens 64 --like tiny
+has err "unknown option '--tokens'"
+has err "unknown option '--like'"
+check 2 "$sparda" bench rmsnorm --seq-len 64
+has err "unknown option '--seq-len'"
+check 2 "$sparda" bench --json x train-step
+has err 'comes first'
+for serving in decode transfer; do # said in every build
+    check 0 "$sparda" bench $serving --help
+    has out "sparda bench $serving \[options\]"
+    empty err
+done
 check 2 "$sparda" bench train-step --base "$base" --seq-len 7
 has err 'below one window of 8 tokens'
 
@@ -53,7 +66,7 @@ check 3 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json"
 check 0 "$sparda" bench prefill --help
 has out 'selectors LIST'
 check 2 "$sparda" bench prefill --selectors dense,foo
-has err "'foo' is none of dense, original, forecast"
+has err "--selectors: 'foo' is none of .*dense"
 check 0 "$sparda" bench prefill --base "$base" --tokens 100 --repeats 1 --threads 1 \
     --selectors forecast,dense --json "$work/prefill.json"
 has err 'forecast  *100 tokens'

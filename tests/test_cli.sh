@@ -68,7 +68,7 @@ sed 's/  #.*//' "$work/out" | cmp -s - "$work/first" ||
 check 2 "$sparda" train "$work/none.yaml"
 has err 'none.yaml'
 check 2 "$sparda" train configs/tiny.yaml configs/tiny.yaml
-has err 'two configurations'
+has err "unexpected argument 'configs/tiny.yaml'"
 check 2 "$sparda" train configs/tiny.yaml --set
 has err '--set needs a value'
 check 2 "$sparda" train configs/tiny.yaml --resume --force

@@ -26,7 +26,7 @@ static sp_config *load(const char *text) {
     return c;
 }
 
-static sp_config *load_sets(char *const *sets, int n) {
+static sp_config *load_sets(const char *const *sets, int n) {
     sp_config *c = NULL;
     assert_ok(sp_config_load(NULL, sets, n, &c));
     return c;
@@ -46,7 +46,7 @@ static void one_mistake(const char *text, const char *place, const char *what) {
 
 static void one_set_mistake(const char *set, const char *what) {
     sp_config *c = (sp_config *)1;
-    char *sets[] = {(char *)set};
+    const char *sets[] = {set};
     sp_status st = sp_config_load(NULL, sets, 1, &c);
     if (st != SP_BAD_INPUT || !strstr(sp_error_text(), what))
         fail_msg("--set %s: status %d, got: %s\nwant: %s", set, st, sp_error_text(), what);
@@ -201,15 +201,15 @@ static void paths(void **state) {
 static void assignments(void **state) {
     (void)state;
     char *cwd = getcwd(NULL, 0), *a = sp_path_join(cwd, "a");
-    char *sets[] = {"lr=1e-3",
-                    "steps=7",
-                    "data=[a, {path: /b}]",
-                    "sparse_config.topk=3",
-                    "lr=0.25",
-                    "init_from=a",
-                    "sparse_config={topk: 4, init_blocks: 0}",
-                    "name=x=y",
-                    "base=\"/with # and: \""};
+    const char *sets[] = {"lr=1e-3",
+                          "steps=7",
+                          "data=[a, {path: /b}]",
+                          "sparse_config.topk=3",
+                          "lr=0.25",
+                          "init_from=a",
+                          "sparse_config={topk: 4, init_blocks: 0}",
+                          "name=x=y",
+                          "base=\"/with # and: \""};
     sp_config *c = load_sets(sets, 9);
     assert_true(c->lr == 0.25); // the later one wins
     assert_int_equal(c->steps, 7);
@@ -224,7 +224,7 @@ static void assignments(void **state) {
     assert_string_equal(c->base, "/with # and: ");
     sp_config_free(c);
 
-    char *over[] = {"steps=3", "init_from=null"};
+    const char *over[] = {"steps=3", "init_from=null"};
     assert_ok(sp_config_load(write_config("steps: 9\nlr: 1\ninit_from: w\n"), over, 2, &c));
     assert_int_equal(c->steps, 3);
     assert_true(c->lr == 1);
@@ -420,7 +420,7 @@ static void wrong_yaml(void **state) {
 static void all_mistakes_together(void **state) {
     (void)state;
     sp_config *c;
-    char *sets[] = {"keep_last=0", "nme=x"};
+    const char *sets[] = {"keep_last=0", "nme=x"};
     assert_int_equal(sp_config_load(write_config("steps: 5x\nlr: 3\nfoo_bar_baz: 1\nname: a/b\n"
                                                  "data: [{proportion: 0}]\n"),
                                     sets, 2, &c),
@@ -483,7 +483,8 @@ static void printed_form_loads_back(void **state) {
 
 static void sources_are_named(void **state) {
     (void)state;
-    char *sets[] = {"lr=0.5"}, *text = NULL, *want;
+    const char *sets[] = {"lr=0.5"};
+    char *text = NULL, *want;
     sp_config *c = NULL;
     const char *path = write_config("# x\nsteps: 5\nlr: 1\n");
     assert_ok(sp_config_load(path, sets, 1, &c));
@@ -500,7 +501,7 @@ static void random_numbers_survive(void **state) {
     for (int i = 0; i < 200; i++) {
         double v = (double)(test_random(&seed) >> 11) * 0x1p-53;
         char *set = sp_format("lr=%.17g", v), *text = NULL;
-        sp_config *c = load_sets(&set, 1), *again = NULL;
+        sp_config *c = load_sets(&(const char *){set}, 1), *again = NULL;
         assert_true(c->lr == v);
         assert_ok(sp_config_print(c, false, &text));
         assert_ok(sp_config_parse(text, "printed", &again));
@@ -618,39 +619,39 @@ static void recipes_of_the_8b_models(void **state) {
 
 static void comparison(void **state) {
     (void)state;
-    char *old[] = {"base=/m", "data=[/d]", "eval_data=[/e]"};
-    char *same[] = {"base=/m",
-                    "data=[/d]",
-                    "eval_data=[/f]",
-                    "save_every_steps=7",
-                    "keep_last=9",
-                    "keep_every=2",
-                    "eval_every_steps=4",
-                    "eval_rows=1",
-                    "time_limit_min=3",
-                    "watchdog_s=7",
-                    "threads=2",
-                    "name=other",
-                    "after_training=[export]",
-                    "validate.samples=1",
-                    "micro_batch=2",
-                    "max_nonfinite_steps=3",
-                    "steps=7",
-                    "allow_longer=true",
-                    "transfer=kernel"};
-    char *other[] = {"base=/n",
-                     "data=[{path: /d, proportion: 1}]",
-                     "seed=43",
-                     "lr=5.000000001e-4",
-                     "seq_len=5",
-                     "global_batch=16",
-                     "mask_future_blocks=true",
-                     "sparse_config.topk=3",
-                     "sparse_config.select_blocks=2",
-                     "rope_tables=bf16",
-                     "backend=cpu",
-                     "cuda_kernels=portable",
-                     "deterministic=true"};
+    const char *old[] = {"base=/m", "data=[/d]", "eval_data=[/e]"};
+    const char *same[] = {"base=/m",
+                          "data=[/d]",
+                          "eval_data=[/f]",
+                          "save_every_steps=7",
+                          "keep_last=9",
+                          "keep_every=2",
+                          "eval_every_steps=4",
+                          "eval_rows=1",
+                          "time_limit_min=3",
+                          "watchdog_s=7",
+                          "threads=2",
+                          "name=other",
+                          "after_training=[export]",
+                          "validate.samples=1",
+                          "micro_batch=2",
+                          "max_nonfinite_steps=3",
+                          "steps=7",
+                          "allow_longer=true",
+                          "transfer=kernel"};
+    const char *other[] = {"base=/n",
+                           "data=[{path: /d, proportion: 1}]",
+                           "seed=43",
+                           "lr=5.000000001e-4",
+                           "seq_len=5",
+                           "global_batch=16",
+                           "mask_future_blocks=true",
+                           "sparse_config.topk=3",
+                           "sparse_config.select_blocks=2",
+                           "rope_tables=bf16",
+                           "backend=cpu",
+                           "cuda_kernels=portable",
+                           "deterministic=true"};
     sp_config *a = load_sets(old, 3), *b = load_sets(same, 19), *c = load_sets(other, 13);
     sp_problems p = {0};
     sp_config_compare(a, b, &p);

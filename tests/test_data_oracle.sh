@@ -1,3 +1,4 @@
+#!/bin/sh
 # Token shards against h5py, both ways, and the corpus against an implementation of data/corpus.md
 # in Python. Needs a python3 with h5py (PYTHON names another one); nothing else of the project does.
 set -u

@@ -11,9 +11,9 @@ check 0 "$sparda" export --help
 has out 'sparda export CHECKPOINT --out DIR'
 empty err
 check 2 "$sparda" export
-has err 'no checkpoint given'
+has err 'no checkpoint is given'
 check 2 "$sparda" export "$work/run"
-has err 'no destination'
+has err 'no destination is given'
 check 2 "$sparda" export "$work/run" --out
 has err '--out needs a value'
 check 2 "$sparda" export "$work/run" --out=
@@ -24,7 +24,7 @@ has err 'unexpected argument'
 check 2 "$sparda" export "$work/run" --out "$work/x" --frobnicate
 has err "unknown option '--frobnicate'"
 check 2 "$sparda" export "$work/run" --out "$work/x" --format pt,onnx
-has err "'onnx' is not safetensors or pt"
+has err "--format: 'onnx' is none of safetensors, pt"
 check 2 "$sparda" export "$work/run" --out "$work/x" --format pt,
 check 2 "$sparda" export "$work/run" --out "$work/x" --format ,
 check 2 "$sparda" export "$work/nothing" --out "$work/x"

@@ -70,7 +70,7 @@ fails_on_rank_1() {
 fails_on_rank_1 2 "$work/none" --set "base=$work/none"
 fails_on_rank_1 2 "$work/none" --set "data=[$work/none]"
 fails_on_rank_1 2 'differs between ranks' --set lr=1e-3
-fails_on_rank_1 2 'unknown option --wrong' --wrong
+fails_on_rank_1 2 "unknown option '--wrong'" --wrong
 
 # ---- signals and lost ranks -----------------------------------------------------------------------
 # running N OUT: in the background; sets $launcher, and $pids to the processes of the ranks.

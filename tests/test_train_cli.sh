@@ -13,7 +13,7 @@ empty err
 check 2 "$sparda" train
 has err 'no configuration'
 check 2 train r --wrong --resume --force
-has err 'unknown option --wrong'
+has err "unknown option '--wrong'"
 has err 'exclude each other'
 check 2 "$sparda" train "$work/c.yaml" --resume
 has err 'needs --out'

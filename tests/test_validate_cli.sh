@@ -1,3 +1,4 @@
+#!/bin/sh
 # ctest: timeout=300
 # `sparda validate` from outside: exit codes, files, no report after an error, and the report's
 # content on the trained fixture with few and short sequences.
@@ -39,7 +40,7 @@ quick="--set validate.samples=2 --set validate.lengths=[256] --set validate.lm_r
 # ---- wrong input ----
 run 0 'Exit status' --help
 run 2 '--report DIR' --base "$base" --forecast "$forecast"
-run 2 'unknown argument' --base "$base" --forecast "$forecast" --report "$dir/r" --fast
+run 2 "unknown option '--fast'" --base "$base" --forecast "$forecast" --report "$dir/r" --fast
 run 2 'needs a value' --base
 run 2 'no_such_key' --base "$base" --forecast "$forecast" --report "$dir/r" --set no_such_key=1
 run 2 "$dir/none" --base "$dir/none" --forecast "$forecast" --report "$dir/r" $quick

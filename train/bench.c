@@ -56,46 +56,56 @@ static const char usage[] =
     "  --json FILE      results as JSON; '-' writes them to stdout\n";
 
 typedef struct bench_args {
-    const char *what, *base, *json, *cuda_kernels, *like;
+    const char *what, *base, *json, *like;
     int64_t tokens, seq_len, batch, steps;
     sp_backend_options backend;
-    bool help;
+    bool scaling, steps_of_training;
 } bench_args;
 
 // ---- arguments ----------------------------------------------------------------------------------
 
+// The benchmark's name, then options of its own and those of all.
 static sp_status parse(int argc, char **argv, bench_args *a) {
     int64_t threads = sp_ranks_threads();
+    const char *cuda_kernels = "auto";
     *a = (bench_args){.base = "data/tiny-base",
                       .seq_len = 1024,
                       .batch = 1,
                       .steps = 5,
-                      .cuda_kernels = "auto",
                       .backend = {.name = "auto", .cpu_blas = "auto", .local_ranks = 1}};
-    const sp_argument options[] = {
-        {"--base", .text = &a->base},
-        {"--json", .text = &a->json},
-        {"--like", .text = &a->like},
-        {"--tokens", .number = &a->tokens, .least = 1},
-        {"--blas", .text = &a->backend.cpu_blas},
-        {"--backend", .text = &a->backend.name},
-        {"--cuda-kernels", .text = &a->cuda_kernels},
-        {"--seq-len", .number = &a->seq_len, .least = 1},
-        {"--batch", .number = &a->batch, .least = 1},
-        {"--steps", .number = &a->steps, .least = 1},
-        {"--threads", .number = &threads, .least = 1},
-    };
     sp_problems p = {0};
-    sp_parse_arguments(argc, argv, options, sizeof options / sizeof *options, &a->what, &a->help,
-                       &p);
-    if (a->help) return SP_OK;
-    if (!a->what) sp_problems_add(&p, "nothing to measure: train-step, all or an operation's name");
+    if (argc < 2 || argv[1][0] == '-')
+        return sp_error(SP_BAD_INPUT,
+                        "sparda bench (see --help): nothing to measure: its name, such as "
+                        "train-step, comes first%s%s",
+                        argc < 2 ? "" : ", before ", argc < 2 ? "" : argv[1]);
+    a->what = argv[1];
+    a->scaling = strcmp(a->what, "scaling") == 0;
+    a->steps_of_training = a->scaling || strcmp(a->what, "train-step") == 0;
+    const sp_argument all[] = {{"--json", .text = &a->json},
+                               {"--blas", .text = &a->backend.cpu_blas},
+                               {"--backend", .text = &a->backend.name},
+                               {"--cuda-kernels", .text = &cuda_kernels},
+                               {"--threads", .number = &threads, .least = 1, .most = 1024}};
+    const sp_argument steps[] = {{"--base", .text = &a->base},
+                                 {"--seq-len", .number = &a->seq_len, .least = 1},
+                                 {"--batch", .number = &a->batch, .least = 1},
+                                 {"--steps", .number = &a->steps, .least = 1},
+                                 {0}};
+    const sp_argument operation[] = {
+        {"--like", .text = &a->like}, {"--tokens", .number = &a->tokens, .least = 1}, {0}};
+    sp_argument options[sizeof all / sizeof *all + sizeof steps / sizeof *steps] = {{0}};
+    memcpy(options, all, sizeof all);
+    if (a->steps_of_training)
+        memcpy(options + sizeof all / sizeof *all, steps, sizeof steps);
+    else
+        memcpy(options + sizeof all / sizeof *all, operation, sizeof operation);
+    sp_arguments_read(argc - 1, argv + 1, options, NULL, &p);
     a->backend.threads = (int)threads;
-    a->backend.portable_kernels = strcmp(a->cuda_kernels, "portable") == 0;
-    if (!a->backend.portable_kernels && strcmp(a->cuda_kernels, "auto") != 0)
-        sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'",
-                        a->cuda_kernels);
-    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench (see --help)");
+    a->backend.portable_kernels = strcmp(cuda_kernels, "portable") == 0;
+    if (!a->backend.portable_kernels && strcmp(cuda_kernels, "auto") != 0)
+        sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'", cuda_kernels);
+    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench %s (see --help)", a->what);
 }
 
 // ---- train-step ---------------------------------------------------------------------------------
@@ -247,45 +257,58 @@ static void report_operations(json_t *results) {
 
 // ---- command ------------------------------------------------------------------------------------
 
+// The benchmarks with files of their own; false if argv[1] names none of them.
+static bool elsewhere(int argc, char **argv, sp_status *st) {
+    const char *name = argc > 1 ? argv[1] : "";
+    bool decode = strcmp(name, "decode") == 0, transfer = strcmp(name, "transfer") == 0;
+    if (strcmp(name, "prefill") == 0) {
+        *st = sp_bench_prefill(argc, argv);
+    } else if (strcmp(name, "data") == 0) {
+        *st = sp_data_bench(argc - 1, argv + 1);
+    } else if (!decode && !transfer) {
+        return false;
+    } else if (sp_arguments_help(argc, argv)) {
+        fputs(decode ? sp_bench_decode_usage : sp_bench_transfer_usage, stdout);
+        *st = SP_OK;
+    } else {
+#if SPARDA_HAVE_CUDA
+        *st = decode ? sp_bench_decode(argc, argv) : sp_bench_transfer(argc, argv);
+#else
+        *st = sp_error(SP_ENVIRONMENT, "bench %s needs a build with CUDA", name);
+#endif
+    }
+    return true;
+}
+
+static sp_status run(const bench_args *a, json_t *results) {
+    const sp_bench_step_args step = {.base = a->base, .seq_len = a->seq_len, .batch = a->batch};
+    if (a->scaling) return sp_bench_scaling(&step, &a->backend, a->steps, results);
+    sp_backend *be;
+    SP_TRY(sp_backend_open(&a->backend, &be));
+    sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
+    sp_info("backend     %s", sp_backend_description(be));
+    const sp_bench_args operation = {.name = a->what, .like = a->like, .tokens = a->tokens};
+    sp_status st = a->steps_of_training ? bench_step(be, a, results)
+                                        : sp_bench_operation(be, &operation, results);
+    if (st == SP_OK && !a->steps_of_training) report_operations(results);
+    sp_backend_close(be);
+    return st;
+}
+
 sp_status sp_bench_command(int argc, char **argv) {
     bench_args a;
+    sp_status st;
     SP_TRY(sp_log_open(0, NULL, false));
-    if (argc > 1 && strcmp(argv[1], "prefill") == 0) return sp_bench_prefill(argc, argv);
-    bool serving = argc > 1 && (strcmp(argv[1], "decode") == 0 || strcmp(argv[1], "transfer") == 0);
-#if SPARDA_HAVE_CUDA
-    if (serving) return sp_bench_serving(argc, argv);
-#else
-    if (serving) return sp_error(SP_ENVIRONMENT, "bench %s needs a build with CUDA", argv[1]);
-#endif
-    if (argc > 1 && strcmp(argv[1], "data") == 0) return sp_data_bench(argc - 1, argv + 1);
-    SP_TRY(parse(argc, argv, &a));
-    if (a.help) {
+    if (elsewhere(argc, argv, &st)) return st;
+    if (sp_arguments_help(argc, argv)) {
         fputs(usage, stdout);
         return SP_OK;
     }
-    sp_backend *be = NULL;
+    SP_TRY(parse(argc, argv, &a));
     json_t *results = json_array();
-    sp_status st = SP_OK;
-    if (strcmp(a.what, "scaling") == 0) {
-        SP_GO(sp_bench_scaling(
-            &(sp_bench_step_args){.base = a.base, .seq_len = a.seq_len, .batch = a.batch},
-            &a.backend, a.steps, results));
-        if (a.json && json_array_size(results) > 0) SP_GO(sp_json_write(a.json, results));
-        goto done;
-    }
-    SP_GO(sp_backend_open(&a.backend, &be));
-    sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
-    sp_info("backend     %s", sp_backend_description(be));
-    if (strcmp(a.what, "train-step") == 0) {
-        SP_GO(bench_step(be, &a, results));
-    } else {
-        SP_GO(sp_bench_operation(
-            be, &(sp_bench_args){.name = a.what, .like = a.like, .tokens = a.tokens}, results));
-        report_operations(results);
-    }
-    if (a.json) SP_GO(sp_json_write(a.json, results));
-done:
+    st = run(&a, results);
+    // Of several ranks one has results.
+    if (st == SP_OK && a.json && json_array_size(results) > 0) st = sp_json_write(a.json, results);
     json_decref(results);
-    sp_backend_close(be);
     return st;
 }

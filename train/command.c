@@ -1,6 +1,7 @@
 // sparda train: arguments, help, and the order of a run's phases.
 #include "train/train.h"
 
+#include "common/arguments.h"
 #include "common/log.h"
 #include "common/util.h"
 #include "train/trainer.h"
@@ -36,23 +37,6 @@ typedef struct arguments {
 
 // ---- command line -------------------------------------------------------------------------------
 
-// The value of option `name` at argv[*i]: "--name=value" or "--name value". False if it is another.
-static bool takes_value(const char *name, int argc, char **argv, int *i, const char **value,
-                        sp_problems *p) {
-    size_t n = strlen(name);
-    const char *a = argv[*i];
-    if (strncmp(a, name, n) != 0 || (a[n] && a[n] != '=')) return false;
-    if (a[n] == '=') {
-        *value = a + n + 1;
-    } else if (*i + 1 < argc) {
-        *value = argv[++*i];
-    } else {
-        sp_problems_add(p, "%s needs a value", name);
-        *value = NULL;
-    }
-    return true;
-}
-
 static void quote(sp_text *t, const char *word) {
     bool plain = word[0] != 0;
     for (const char *c = word; *c; c++)
@@ -86,41 +70,34 @@ static char *command_text(const sp_train_args *a) {
 static sp_status parse(int argc, char **argv, arguments *out) {
     sp_train_args *a = &out->train;
     sp_problems p = {0};
-    bool resume = false, force = false;
+    bool resume = false, resume_auto = false, force = false;
+    const char *config[1];
+    sp_words configs = {config, 0, 1}, sets = {NULL, 0, argc};
     SP_TRY(sp_alloc(&a->sets, argc, sizeof *a->sets, "arguments"));
-    for (int i = 1; i < argc; i++) {
-        const char *s = argv[i], *value;
-        if (strcmp(s, "--help") == 0 || strcmp(s, "-h") == 0) {
-            out->help = true;
-        } else if (takes_value("--set", argc, argv, &i, &value, &p)) {
-            if (value) a->sets[a->n_sets++] = (char *)value;
-        } else if (takes_value("--out", argc, argv, &i, &value, &p)) {
-            a->out = value;
-            if (value && !*value) sp_problems_add(&p, "--out is empty");
-        } else if (strcmp(s, "--resume") == 0 || strcmp(s, "--resume=auto") == 0) {
-            resume = true;
-            a->start = s[8] ? SP_START_RESUME_AUTO : SP_START_RESUME;
-        } else if (strcmp(s, "--force") == 0) {
-            force = true;
-            a->start = SP_START_FORCE;
-        } else if (strcmp(s, "--dry-run") == 0) {
-            a->dry_run = true;
-        } else if (strcmp(s, "--print-config") == 0) {
-            out->print_config = true;
-        } else if (strcmp(s, "--reference") == 0) {
-            out->reference = true;
-        } else if (s[0] == '-') {
-            sp_problems_add(&p, "unknown option %s", s);
-        } else if (a->config_file) {
-            sp_problems_add(&p, "two configurations: %s and %s", a->config_file, s);
-        } else {
-            a->config_file = s;
-        }
-    }
+    sets.at = a->sets;
+    const sp_argument options[] = {{"--set", .words = &sets},
+                                   {"--out", .text = &a->out},
+                                   {"--resume=auto", .flag = &resume_auto},
+                                   {"--resume", .flag = &resume},
+                                   {"--force", .flag = &force},
+                                   {"--dry-run", .flag = &a->dry_run},
+                                   {"--print-config", .flag = &out->print_config},
+                                   {"--reference", .flag = &out->reference},
+                                   {0}};
+    out->help = sp_arguments_help(argc, argv);
+    if (out->help) return SP_OK;
+    sp_arguments_read(argc, argv, options, &configs, &p);
+    a->config_file = configs.n ? config[0] : NULL;
+    a->n_sets = sets.n;
+    a->start = resume_auto ? SP_START_RESUME_AUTO
+               : resume    ? SP_START_RESUME
+               : force     ? SP_START_FORCE
+                           : a->start;
+    resume |= resume_auto;
     if (resume && force) sp_problems_add(&p, "--resume and --force exclude each other");
     if (resume && !a->out)
         sp_problems_add(&p, "--resume needs --out DIR, the folder of the run to continue");
-    bool prints = out->help || out->print_config || out->reference;
+    bool prints = out->print_config || out->reference;
     if (!prints && !a->config_file && a->n_sets == 0)
         sp_problems_add(&p, "no configuration; for example: sparda train configs/tiny.yaml");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda train (see --help)"));

@@ -26,7 +26,7 @@
 
 typedef struct sp_train_args {
     const char *config_file; // NULL: only `sets`
-    char **sets;
+    const char **sets;
     int n_sets;
     const char *out; // NULL: runs/<name>-<time>
     sp_start start;

@@ -1,10 +1,10 @@
 // `sparda validate`: its arguments.
+#include "common/arguments.h"
 #include "common/util.h"
 #include "validate/validate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 static void print_help(void) {
     fputs(
@@ -32,75 +32,32 @@ static void print_help(void) {
         stdout);
 }
 
-// The value of option `name` if argv[*i] is that option ("--name value" or "--name=value").
-static sp_status option(int argc, char **argv, int *i, const char *name, const char **value,
-                        bool *is) {
-    size_t n = strlen(name);
-    *is = strncmp(argv[*i], name, n) == 0 && (argv[*i][n] == 0 || argv[*i][n] == '=');
-    if (!*is) return SP_OK;
-    if (argv[*i][n] == '=')
-        *value = argv[*i] + n + 1;
-    else if (*i + 1 < argc)
-        *value = argv[++*i];
-    else
-        return sp_error(SP_BAD_INPUT, "%s needs a value; see 'sparda validate --help'", name);
-    if (!**value) return sp_error(SP_BAD_INPUT, "%s is empty", name);
-    return SP_OK;
-}
-
-static sp_status parse(int argc, char **argv, sp_validate_args *a, char **sets, int *n_sets,
-                       bool *help) {
-    for (int i = 1; i < argc; i++) {
-        const struct {
-            const char *name;
-            const char **value;
-        } known[] = {{"--base", &a->base},
-                     {"--forecast", &a->forecast},
-                     {"--report", &a->report},
-                     {"--data", &a->data}};
-        bool is = false;
-        for (size_t k = 0; k < sizeof known / sizeof *known && !is; k++)
-            SP_TRY(option(argc, argv, &i, known[k].name, known[k].value, &is));
-        if (is) continue;
-        const char *assignment;
-        SP_TRY(option(argc, argv, &i, "--set", &assignment, &is));
-        if (is) {
-            sets[(*n_sets)++] = (char *)assignment;
-        } else if (strcmp(argv[i], "--strict") == 0) {
-            a->strict = true;
-        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
-            *help = true;
-        } else {
-            return sp_error(SP_BAD_INPUT, "unknown argument '%s'; see 'sparda validate --help'",
-                            argv[i]);
-        }
-    }
-    return SP_OK;
-}
-
 sp_status sp_validate_command(int argc, char **argv) {
+    if (sp_arguments_help(argc, argv)) {
+        print_help();
+        return SP_OK;
+    }
     sp_validate_args a = {0};
     sp_config *config = NULL;
-    char **sets = NULL;
-    int n_sets = 0;
-    bool help = false;
-    sp_problems missing = {0};
-    sp_status st = SP_OK;
-    SP_GO(sp_alloc(&sets, argc, sizeof *sets, "a list of settings"));
-    SP_GO(parse(argc, argv, &a, sets, &n_sets, &help));
-    if (help) {
-        print_help();
-        goto done;
-    }
-    if (!a.base) sp_problems_add(&missing, "--base DIR, the folder of the base model");
-    if (!a.forecast) sp_problems_add(&missing, "--forecast FILE_OR_DIR, what to validate");
-    if (!a.report) sp_problems_add(&missing, "--report DIR, where the report goes");
-    SP_GO(sp_problems_end(&missing, SP_BAD_INPUT, "missing (see 'sparda validate --help')"));
-    SP_GO(sp_config_load(NULL, sets, n_sets, &config));
+    sp_words sets = {NULL, 0, argc};
+    sp_problems p = {0};
+    SP_TRY(sp_alloc(&sets.at, argc, sizeof *sets.at, "a list of settings"));
+    const sp_argument options[] = {{"--base", .text = &a.base},
+                                   {"--forecast", .text = &a.forecast},
+                                   {"--report", .text = &a.report},
+                                   {"--data", .text = &a.data},
+                                   {"--strict", .flag = &a.strict},
+                                   {"--set", .words = &sets},
+                                   {0}};
+    sp_arguments_read(argc, argv, options, NULL, &p);
+    if (!a.base) sp_problems_add(&p, "--base DIR, the folder of the base model, is missing");
+    if (!a.forecast) sp_problems_add(&p, "--forecast FILE_OR_DIR, what to validate, is missing");
+    if (!a.report) sp_problems_add(&p, "--report DIR, where the report goes, is missing");
+    sp_status st = sp_problems_end(&p, SP_BAD_INPUT, "sparda validate (see --help)");
+    if (st == SP_OK) st = sp_config_load(NULL, sets.at, sets.n, &config);
     a.config = config;
-    st = sp_validate(&a);
-done:
+    if (st == SP_OK) st = sp_validate(&a);
     sp_config_free(config);
-    free(sets);
+    free(sets.at);
     return st;
 }
