@@ -27,6 +27,7 @@
 
 #include "common/config.h"
 #include "common/status.h"
+#include "model/model.h"
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
@@ -39,6 +40,9 @@ typedef struct sp_validate_args {
 // Prints a summary on stderr. Reports of an earlier run in the folder are removed first, so that a
 // report there is always of the last run.
 sp_status sp_validate(const sp_validate_args *a);
+// What sp_validate would refuse whatever the export holds, for whoever is about to make the export:
+// takes the base model's description, `data` and `config`, and computes nothing.
+sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *base);
 sp_status sp_validate_command(int argc, char **argv); // argv[0] is "validate"
 
 #endif
