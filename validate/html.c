@@ -179,10 +179,10 @@ static void tiles(sp_text *t, json_t *root) {
          several ? "block recall, shortest length" : "block recall");
     tile(t, sp_json_at(mean, "mass"), "%.3f",
          several ? "teacher mass on its blocks, same length" : "teacher mass on its blocks");
-    tile(t, sp_json_at(logits, "ratio"), "%.2f",
+    tile(t, sp_json_at(logits, "ratio"), "%.3g",
          several ? "KL ratio, longest length (1 = as sparsifying)"
                  : "KL ratio (1 = as sparsifying)");
-    tile(t, sp_json_at(logits, "delta_nll"), "%+.4f", "nat per token against the original");
+    tile(t, sp_json_at(logits, "delta_nll"), "%+.3g", "nat per token against the original");
     tile(t, needle_mean(root, "single", "forecast"), "%.3f",
          several ? "single needle, shortest length" : "single needle");
     tile(t, needle_mean(root, "multi", "forecast"), "%.3f",
