@@ -600,6 +600,8 @@ static void test_measures_what_was_sampled(void **state) {
     assert_ok(sp_measure_quality(&x.p));
     json_t *one = json_array_get(
         json_object_get(json_object_get(x.report.root, "selection"), "per_length"), 0);
+    assert_int_equal(json_integer_value(json_object_get(one, "sequences")), 3);
+    assert_int_equal(json_integer_value(json_object_get(one, "positions_each")), 256);
     double want = 0; // of 13 .. 20 and 45 .. 52 candidates, 16 queries each
     for (int n = 13; n <= 20; n++) want += (6.0 / n + 6.0 / (n + 32)) / 16;
     assert_true(fabs(sp_json_at(one, "chance") - want) < 1e-9);

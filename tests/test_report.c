@@ -215,9 +215,10 @@ static void fill(sp_report *r) {
                              "head", 0, "recall", 0.625, "mass", 0.7, "stale", 0.5, "infinigen",
                              "untrained", 0.25, "ceiling", 0.75, "chance", 0.2, "to", 1023);
     json_array_append_new(at_path(root, "selection.per_length"),
-                          json_pack("{s:i, s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len", 1024,
-                                    "sequences", 5, "chance", 0.2, "per_layer", cell, "by_position",
-                                    cell, "mean", "recall", 0.625, "mass", 0.7, "normalised", 0.8));
+                          json_pack("{s:i, s:i, s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len",
+                                    1024, "sequences", 5, "positions_each", 896, "chance", 0.2,
+                                    "per_layer", cell, "by_position", cell, "mean", "recall", 0.625,
+                                    "mass", 0.7, "normalised", 0.8));
     json_decref(cell);
     json_t *kl =
         json_pack("{s:i, s:{s:f}, s:{s:f}, s:{s:f}, s:f, s:f}", "len", 1024, "kl_dense_sparse",
@@ -302,6 +303,8 @@ static void test_page_escapes_and_is_self_contained(void **state) {
                                         "51.5 GB/s"};
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
         if (!strstr(html, shown[i])) fail_msg("the page does not show %s", shown[i]);
+    assert_non_null(
+        strstr(html, "columns: 5 texts of 1024 tokens, measured at 896 positions each."));
     // Small divergences and differences do not become 0.
     assert_non_null(strstr(html, "<b>0.00227</b>"));
     assert_non_null(strstr(html, "<b>-3.1e-06</b>"));

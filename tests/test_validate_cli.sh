@@ -87,7 +87,8 @@ run 1 'another base model' --base "$base" --forecast "$dir/export" --report "$di
 run 0 'trained Forecast' --base "$base" --forecast "$forecast" --report "$dir/good" $quick
 json=$dir/good/validation_report.json
 for key in '"schema": "sparda.validation/1"' '"backbone_sha256"' '"k_effective": 10' \
-    '"k_chosen": 6' '"id": "P6"' '"task": "var"' '"per_layer"' '"lm_loss"' '"miss_curve"'; do
+    '"k_chosen": 6' '"id": "P6"' '"task": "var"' '"per_layer"' '"lm_loss"' '"miss_curve"' \
+    '"sequences": 3' '"positions_each": 256'; do
     grep -q -- "$key" "$json" || fail "the report lacks $key"
 done
 tail -c 20 "$dir/good/validation_report.html" | grep -q '</html>' || fail "the page is cut"

@@ -413,6 +413,13 @@ static void selector_table(sp_text *t, json_t *root) {
                     "sequences each, standard error at most %.3f. Recall of random blocks is "
                     "chance.</p>",
                     sp_json_at(o, "n"), 0.5 / sqrt(sp_json_at(o, "n")));
+    json_array_foreach(lengths, i, o) {
+        sp_text_add(
+            t, "%s%.0f texts of %.0f tokens, measured at %.0f positions each",
+            i > 0 ? "; " : "<p class=\"sub\">Recall and loss columns: ", sp_json_at(o, "sequences"),
+            sp_json_at(o, "len"), sp_json_at(o, "positions_each"));
+    }
+    if (i > 0) sp_text_add(t, ".</p>");
 }
 
 static void check_rows(sp_text *t, json_t *root) {

@@ -40,6 +40,7 @@ typedef struct length_result {
     float *kl_trained, *kl_dense, *kl_untrained; // KL(sparse||trained), KL(dense||sparse), ...
     kl_sums *kl;                                 // [S] of the three
     int64_t n, agree;
+    int64_t looked; // measured positions, counted or not
     // Of the measured positions but T-1.
     double nll[RUNS];
     double *delta_nll; // trained - sparse, [tokens]
@@ -106,6 +107,7 @@ static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r, kl
         int64_t r0 = at.row0, n = at.n;
         for (int run = 0; run < RUNS; run++)
             SP_TRY(sp_engine_logits(x->e[run], r0, n, x->logits[run]));
+        r->looked += n;
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++) {
             const float *logits[RUNS];
@@ -542,12 +544,12 @@ static json_t *selection_json(const sp_pass *p, const length_result *r) {
                              sp_json_number(mean_mass(r, SP_BY_UNTRAINED)), "mass_infinigen",
                              sp_json_number(mean_mass(r, SP_BY_INFINIGEN)), "mass_ceiling",
                              sp_json_number(mean_mass(r, SP_BY_FINE)));
-    return json_pack("{s:I, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "len", (json_int_t)r->T,
-                     "chance", sp_json_number(mean_chance(r)), "sequences", (json_int_t)r->S,
-                     "rows", (json_int_t)r->all.rows, "candidates",
-                     sp_json_number(r->all.candidates / r->all.rows), "per_layer",
-                     per_layer_json(p, r), "mean", mean, "by_position", by_position_json(r),
-                     "by_teacher_entropy", by_entropy_json(r));
+    return json_pack(
+        "{s:I, s:o, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "len", (json_int_t)r->T, "chance",
+        sp_json_number(mean_chance(r)), "sequences", (json_int_t)r->S, "positions_each",
+        (json_int_t)(r->looked / r->S), "rows", (json_int_t)r->all.rows, "candidates",
+        sp_json_number(r->all.candidates / r->all.rows), "per_layer", per_layer_json(p, r), "mean",
+        mean, "by_position", by_position_json(r), "by_teacher_entropy", by_entropy_json(r));
 }
 
 // The quantiles sort the arrays, so this comes after everything else that reads them.

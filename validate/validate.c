@@ -120,8 +120,6 @@ static void write_setting(const sp_pass *p) {
         json_array_append_new(json_object_get(o, "lengths"), json_integer(p->lengths[i]));
     set(o, "batch", json_integer(1));
     set(o, "seed", json_integer((json_int_t)p->seed));
-    set(o, "text_rows", p->rows > 0 ? json_integer(p->rows) : json_null()); // else by length
-    set(o, "text_positions", json_integer(p->positions));
     set(o, "needle_samples", p->needles ? json_integer(p->samples) : json_null());
 }
 
