@@ -157,6 +157,19 @@ check 2 "$sparda" export "$work/v" --out "$work/v-export" --validate
 has err '9000: the base model has only 8192 positions'
 [ ! -e "$work/v-export" ] || complain 'an export that cannot be validated was written'
 
+# eval_data that cannot be measured (161 tokens leave a choice) is a warning before the first step and
+# in the report, and the run keeps its validation.
+set -- --set steps=1 --set "eval_data=[$work/corpus]" --set 'after_training=[export, validate]' \
+    --set validate.samples=2 --set 'validate.lengths=[256]'
+check 0 train q --dry-run "$@"
+has err 'warning: the validation will not measure the quality on .*/corpus: its longest row has 160 tokens, 256'
+check 0 train q "$@"
+sed '/step *kl *grad norm/q' "$work/err" | grep -q 'warning: the validation will not measure' ||
+    complain 'no warning before the first step'
+has err 'passed with warnings'
+has err 'warning Q1: not measured on .*/corpus: its longest row has 160 tokens, 256 are needed'
+grep -q '"status": "pass_with_warnings"' "$work/q/export/validation_report.json" || complain 'status'
+
 # ---- two runs, one folder -------------------------------------------------------------------------
 start lock --set steps=100000 --set save_every_steps=2
 await lock 3

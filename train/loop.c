@@ -346,6 +346,7 @@ sp_validate_args sp_trainer_validation(const sp_trainer *t, const char *dir) {
                               .forecast = dir,
                               .report = dir,
                               .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
+                              .after_training = true,
                               .config = c};
 }
 

@@ -641,11 +641,29 @@ static sp_status judge(sp_pass *p, const length_result *r, int64_t n) {
     return check_power(p, r, n);
 }
 
+// Not a mere skip: text was there to be measured, and nothing is known of the quality.
+static sp_status say_unmeasured(sp_pass *p, char *why) {
+    char *reason = sp_format("not measured on %s: %s", p->text.name, why);
+    sp_check c = sp_check_blank(text_checks[0]);
+    c.outcome = SP_WARN;
+    c.reason = reason;
+    sp_status st =
+        reason ? sp_report_add(p->report, &c) : sp_error(SP_ENVIRONMENT, "out of memory");
+    for (int i = 1; i < N_TEXT_CHECKS && st == SP_OK; i++)
+        st = sp_report_skip(p->report, text_checks[i], reason);
+    free(reason);
+    free(why);
+    return st;
+}
+
 sp_status sp_measure_quality(sp_pass *p) {
     if (!p->text.corpus && !p->text.dataset)
         return sp_skip_quality(p,
                                "no held-out text: this vocabulary is not the corpus's; give rows "
                                "with --data");
+    char *why;
+    SP_TRY(sp_pass_unmeasured(p, &why));
+    if (why) return say_unmeasured(p, why);
     length_result *r;
     int64_t n = 0;
     SP_TRY(sp_alloc(&r, p->n_text_lengths, sizeof *r, "results"));
@@ -653,25 +671,14 @@ sp_status sp_measure_quality(sp_pass *p) {
     for (int64_t i = 0; i < p->n_text_lengths; i++) {
         r[n].T = p->text_lengths[i];
         SP_GO(sp_pass_text_rows(p, r[n].T, sp_pass_rows(p, r[n].T), &r[n].S));
-        if (r[n].S == 0)
-            sp_warn("%s has no row of %lld tokens: recall, logits and loss are not measured there",
-                    p->text.name, (long long)r[n].T);
         // Without one query that has a choice there is nothing to measure.
         if (r[n].S == 0 || sp_candidates(&p->selection, r[n].T - 1) <= p->chosen) continue;
         SP_GO(measure_length(p, &r[n]));
         SP_GO(summarise(&r[n]));
         n++;
     }
-    if (n == 0) {
-        sp_warn("%s has no row at which a query has a choice of blocks: nothing is known of the "
-                "quality; longer rows or validate.lengths make it measurable",
-                p->text.name);
-        SP_GO(sp_skip_quality(p, "no held-out row is long enough for a query to have a choice of "
-                                 "blocks at any of the lengths"));
-    } else {
-        SP_GO(judge(p, r, n));
-        SP_GO(write_sections(p, r, n));
-    }
+    SP_GO(judge(p, r, n));
+    SP_GO(write_sections(p, r, n));
 done:
     for (int64_t i = 0; i < p->n_text_lengths; i++) length_free(&r[i]);
     free(r);

@@ -224,9 +224,28 @@ static void free_plan(sp_pass *p) {
     free(p->text_lengths);
 }
 
+// Rows given to be measured that cannot be are wrong input. A run must not lose its validation over
+// its eval_data: there it is a warning, before the run and in the report (quality.c).
+static sp_status judge_text(const sp_pass *p, bool foreseen) {
+    char *why;
+    SP_TRY(sp_pass_unmeasured(p, &why));
+    if (!why) return SP_OK;
+    sp_status st = SP_OK;
+    if (p->args->data && !p->args->after_training)
+        st = sp_error(SP_BAD_INPUT, "--data %s cannot be measured: %s; without --data %s",
+                      p->args->data, why,
+                      p->needles ? "the synthetic corpus is used"
+                                 : "the quality checks (group Q) are skipped");
+    else if (foreseen)
+        sp_warn("the validation will not measure the quality on %s: %s", p->text.name, why);
+    free(why);
+    return st;
+}
+
 sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *d) {
     sp_pass p = {.args = a};
     sp_status st = plan(&p, d);
+    if (st == SP_OK) st = judge_text(&p, true);
     free_plan(&p);
     return st;
 }
@@ -244,6 +263,7 @@ sp_status sp_validate(const sp_validate_args *a) {
     SP_GO(sp_report_remove(a->report));
     SP_GO(describe_base(a, &d));
     SP_GO(plan(&p, d));
+    SP_GO(judge_text(&p, false));
     SP_GO(sp_exported_open(a->forecast, d, &x));
     SP_GO(sp_backend_open(
         &(sp_backend_options){.name = c->backend,
