@@ -89,6 +89,9 @@ static sp_status find_base(job *j) {
     if (st == SP_BAD_INPUT && base == j->config->base)
         sp_error_prefix("the base model that the checkpoint names cannot be used (give its place "
                         "with --base DIR, or leave the parity vectors out with --no-parity)");
+    if (st != SP_OK || !a->validate) return st;
+    st = sp_validate_foresee(&(sp_validate_args){.config = j->config}, j->desc);
+    if (st != SP_OK) sp_error_prefix("--validate, with the checkpoint's configuration");
     return st;
 }
 

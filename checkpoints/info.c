@@ -2,6 +2,7 @@
 //
 // The kind is told from contents, never from the name alone. What cannot be read is described by
 // its first bytes, with a list of what can.
+#include "checkpoints/export.h"
 #include "checkpoints/internal.h"
 #include "checkpoints/pt.h"
 #include "common/contents.h"
@@ -35,6 +36,11 @@ static bool has_folder(const char *dir, const char *name) {
     bool yes = p && sp_path_is_dir(p);
     free(p);
     return yes;
+}
+
+static bool ends_in(const char *s, const char *end) {
+    size_t n = strlen(s), k = strlen(end);
+    return n >= k && strcmp(s + n - k, end) == 0;
 }
 
 static void add_bytes(sp_text *t, int64_t bytes) {
@@ -271,33 +277,83 @@ static void add_outline(sp_text *t, int indent, const char *name, json_t *v) {
     }
 }
 
+// What is wrong with a file is noted, and the search goes on; other failures end it.
+static sp_status note(sp_problems *p, sp_status st) {
+    if (st != SP_BAD_INPUT) return st;
+    sp_problems_add(p, "%s", sp_error_text());
+    sp_error_clear();
+    return SP_OK;
+}
+
+static sp_status open_whole(const char *path) {
+    sp_st *tensors = NULL;
+    sp_pt *torch = NULL;
+    sp_status st = ends_in(path, ".pt")            ? sp_pt_open(path, &torch)
+                   : ends_in(path, ".safetensors") ? sp_st_open(path, &tensors)
+                                                   : SP_OK;
+    sp_st_close(tensors);
+    sp_pt_close(torch);
+    return st;
+}
+
+static bool names_file(const json_t *record, const char *name) {
+    const json_t *list = json_object_get(record, "files");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *s = json_string_value(json_array_get(list, i));
+        if (s && strcmp(s, name) == 0) return true;
+    }
+    return false;
+}
+
+// Every file that the record names or that is there must open: what lacks its end, or lies
+// elsewhere, would be noticed only by whoever wants to serve it.
+static sp_status export_files_text(const char *dir, const json_t *record, sp_problems *p,
+                                   sp_text *t) {
+    static const char *const files[] = {SP_FORECAST_SAFETENSORS, SP_FORECAST_PT,
+                                        SP_PARITY_SAFETENSORS, "validation_report.json"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        if (!has_file(dir, files[i])) {
+            if (names_file(record, files[i]))
+                sp_problems_add(p, "%s/%s is missing, and %s names it", dir, files[i],
+                                SP_EXPORT_RECORD);
+            continue;
+        }
+        char *path = join(dir, files[i]);
+        sp_status st = path ? note(p, open_whole(path)) : sp_error(SP_ENVIRONMENT, "out of memory");
+        sp_text_add(t, "  %s, ", files[i]);
+        if (path) add_bytes(t, file_bytes(path));
+        sp_text_add(t, "\n");
+        free(path);
+        SP_TRY(st);
+    }
+    return SP_OK;
+}
+
 static sp_status export_text(const char *dir, sp_text *t) {
-    char *path = join(dir, "sparda_config.json");
-    json_t *root = NULL;
-    sp_status st =
-        path ? sp_json_load(path, MAX_JSON, &root) : sp_error(SP_ENVIRONMENT, "out of memory");
-    free(path);
-    SP_TRY(st);
-    add_heading(t, dir, "exported Forecast");
     static const char *const keys[] = {"base", "training", "sparse_config"};
+    char *path = join(dir, SP_EXPORT_RECORD);
+    json_t *root = NULL;
+    sp_problems p = {0};
+    sp_status st = SP_OK;
+    if (!path) SP_GO(sp_error(SP_ENVIRONMENT, "out of memory"));
+    SP_GO(note(&p, sp_json_load(path, MAX_JSON, &root)));
+    add_heading(t, dir, "exported Forecast, every file complete");
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         json_t *v = json_object_get(root, keys[i]);
         if (v) add_outline(t, 2, keys[i], v);
     }
     sp_text_add(t, "  %zu tensors recorded\n", json_array_size(json_object_get(root, "tensors")));
+    SP_GO(export_files_text(dir, root, &p, t));
+done:
     json_decref(root);
-    static const char *const files[] = {"forecast.safetensors", "forecast.pt", "parity.safetensors",
-                                        "validation_report.json"};
-    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
-        char *p = join(dir, files[i]);
-        if (p && sp_path_is_file(p)) {
-            sp_text_add(t, "  %s, ", files[i]);
-            add_bytes(t, file_bytes(p));
-            sp_text_add(t, "\n");
-        }
-        free(p);
-    }
-    return SP_OK;
+    free(path);
+    if (st == SP_OK)
+        return sp_problems_end(&p, SP_BAD_INPUT,
+                               "%s is not a complete export; write it again "
+                               "('sparda export', --force)",
+                               dir);
+    free(p.text);
+    return st;
 }
 
 // A folder that cannot serve as a base model is described by its tensors, with the reason.
@@ -406,11 +462,6 @@ static const char readable[] =
     "It reads: training states (.h5), token shards (.h5), safetensors, torch .pt, MDS folders "
     "(index.json), model folders (config.json), run folders, export folders";
 
-static bool ends_in(const char *s, const char *end) {
-    size_t n = strlen(s), k = strlen(end);
-    return n >= k && strcmp(s + n - k, end) == 0;
-}
-
 static sp_status unknown_file(const char *path) {
     if (ends_in(path, ".yaml") || ends_in(path, ".yml"))
         return sp_error(SP_BAD_INPUT,
@@ -457,15 +508,12 @@ static sp_status file_text(const char *path, sp_text *t) {
     if (kind == SP_FILE_HDF5) return hdf5_text(path, t);
     if (kind == SP_FILE_PT) return pt_text(path, t);
     if (like_safetensors(path)) return safetensors_text(path, t);
-    const char *name = sp_path_base(path);
-    size_t n = strlen(name);
-    if (n > 12 && strcmp(name + n - 12, ".safetensors") == 0)
-        return safetensors_text(path, t); // says what is wrong with it
+    if (ends_in(path, ".safetensors")) return safetensors_text(path, t); // says what is wrong
     return unknown_file(path);
 }
 
 static sp_status folder_text(const char *dir, sp_text *t) {
-    if (has_file(dir, "sparda_config.json")) return export_text(dir, t);
+    if (has_file(dir, SP_EXPORT_RECORD)) return export_text(dir, t);
     if (has_file(dir, "config.json")) {
         SP_TRY(model_text(dir, t));
         if (!has_folder(dir, "sparda")) return SP_OK;
@@ -477,6 +525,8 @@ static sp_status folder_text(const char *dir, sp_text *t) {
     if (has_file(dir, "run.json") || has_folder(dir, "checkpoints")) return run_text(dir, t);
     if (has_file(dir, "model.safetensors") || has_file(dir, "model.safetensors.index.json"))
         return safetensors_text(dir, t);
+    if (has_file(dir, SP_FORECAST_SAFETENSORS) || has_file(dir, SP_FORECAST_PT))
+        return export_text(dir, t); // says that its record is missing
     sp_status st = data_text(dir, t);
     if (st != SP_BAD_INPUT || has_file(dir, "index.json")) return st;
     char **names;

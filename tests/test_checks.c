@@ -308,6 +308,7 @@ static void open_pass_of(fixture *x, const sp_model *m, sp_forecast forecast, in
                          int64_t rows) {
     sp_selection s = sp_model_shortlist(m->desc, true);
     *x = (fixture){.forecast = forecast, .lengths = {length}};
+    x->args.config = &x->config;
     assert_ok(sp_report_open(&x->report));
     assert_ok(sp_forecast_alloc(m->desc, &x->random));
     sp_forecast_init(&x->random, 7);
@@ -539,8 +540,23 @@ static void test_too_short_or_without_text(void **state) {
     (void)state;
     fixture x;
     open_pass(&x, 128, 3); // 8 blocks: no query has a choice
+    x.config.validate.lengths = (sp_int_list){x.lengths, 1};
     assert_ok(sp_measure_quality(&x.p));
-    assert_outcome(&x, "Q1", "skip");
+    assert_outcome(&x, "Q1", "warn");
+    static const char *const rest[] = {"Q2", "Q3", "Q4", "Q5", "Q7"};
+    for (int i = 0; i < 5; i++) {
+        assert_outcome(&x, rest[i], "skip");
+        const char *reason = json_string_value(json_object_get(check_of(&x, rest[i]), "reason"));
+        assert_string_equal(reason, "not measured on corpus: no query has a choice of blocks at "
+                                    "any of validate.lengths; 161 tokens are needed");
+    }
+    bool failed;
+    assert_ok(sp_report_finish(&x.report, false, &failed));
+    assert_string_equal(json_string_value(json_object_get(x.report.root, "status")),
+                        "pass_with_warnings");
+    assert_false(failed);
+    assert_ok(sp_report_finish(&x.report, true, &failed));
+    assert_true(failed);
     close_pass(&x);
     open_pass(&x, 512, 3);
     x.p.text.corpus = false;
@@ -600,6 +616,8 @@ static void test_measures_what_was_sampled(void **state) {
     assert_ok(sp_measure_quality(&x.p));
     json_t *one = json_array_get(
         json_object_get(json_object_get(x.report.root, "selection"), "per_length"), 0);
+    assert_int_equal(json_integer_value(json_object_get(one, "sequences")), 3);
+    assert_int_equal(json_integer_value(json_object_get(one, "positions_each")), 256);
     double want = 0; // of 13 .. 20 and 45 .. 52 candidates, 16 queries each
     for (int n = 13; n <= 20; n++) want += (6.0 / n + 6.0 / (n + 32)) / 16;
     assert_true(fabs(sp_json_at(one, "chance") - want) < 1e-9);
@@ -654,7 +672,6 @@ static void test_lengths_fit_the_text(void **state) {
         char name[32];
         snprintf(name, sizeof name, "rows-%zu", i);
         char *dir = write_rows(name, c[i].rows, c[i].tokens);
-        x.args.config = &x.config;
         x.args.data = dir;
         x.p.n_lengths = 0;
         x.p.text = (sp_text_source){0};
@@ -666,6 +683,62 @@ static void test_lengths_fit_the_text(void **state) {
         assert_int_equal(x.p.n_text_lengths, c[i].want[1] ? 2 : 1);
         assert_int_equal(x.p.text_lengths[0], c[i].want[0]);
         if (c[i].want[1]) assert_int_equal(x.p.text_lengths[1], c[i].want[1]);
+        free(x.p.lengths);
+        free(x.p.text_lengths);
+        sp_dataset_close(x.p.text.dataset);
+        free(dir);
+        close_pass(&x);
+    }
+}
+
+// Rows of `tokens` at the lengths that are given or (0) chosen, for a model of so many positions:
+// what is said, NULL if something can be measured, and then the longest length.
+static void test_what_cannot_be_measured(void **state) {
+    (void)state;
+    static const struct {
+        int64_t tokens, given, positions, longest;
+        const char *lack;
+    } c[] = {
+        {100, 0, 8192, 0,
+         "its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; "
+         "give longer rows"},
+        {200, 0, 8192, 0,
+         "its longest row has 200 tokens, 256 are needed for a query to have a choice of blocks; "
+         "give longer rows, or validate.lengths of 161 to 200"},
+        {200, 161, 8192, 161, NULL},
+        {160, 161, 8192, 0,
+         "its longest row has 160 tokens, 161 are needed for a query to have a choice of blocks; "
+         "give longer rows"},
+        {600, 160, 8192, 0,
+         "no query has a choice of blocks at any of validate.lengths; 161 tokens are needed"},
+        {256, 0, 256, 256, NULL}, // the shorter of 128 and 256 offers no choice
+        {256, 0, 128, 0,
+         "no query has a choice of blocks within the base model's 128 positions; 161 tokens are "
+         "needed"},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        fixture x;
+        open_pass(&x, 64, 0);
+        sp_model_desc d = *x.p.desc;
+        char name[32], *lack;
+        int64_t given = c[i].given;
+        snprintf(name, sizeof name, "lack-%zu", i);
+        char *dir = write_rows(name, (const int[]){1, 0}, (const int64_t[]){c[i].tokens, 0});
+        d.max_positions = c[i].positions;
+        x.p.desc = &d;
+        x.args.data = dir;
+        if (given) x.config.validate.lengths = (sp_int_list){&given, 1};
+        x.p.n_lengths = 0;
+        x.p.text = (sp_text_source){0};
+        assert_ok(sp_pass_open_text(&x.p));
+        assert_ok(sp_pass_take_lengths(&x.p));
+        assert_ok(sp_pass_unmeasured(&x.p, &lack));
+        if (c[i].lack)
+            assert_string_equal(lack ? lack : "NULL", c[i].lack);
+        else
+            assert_null(lack);
+        if (c[i].longest) assert_int_equal(x.p.text_lengths[x.p.n_text_lengths - 1], c[i].longest);
+        free(lack);
         free(x.p.lengths);
         free(x.p.text_lengths);
         sp_dataset_close(x.p.text.dataset);
@@ -742,6 +815,7 @@ int main(void) {
         cmocka_unit_test(test_positions_of_long_rows),
         cmocka_unit_test(test_measures_what_was_sampled),
         cmocka_unit_test(test_lengths_fit_the_text),
+        cmocka_unit_test(test_what_cannot_be_measured),
         cmocka_unit_test(test_few_long_rows),
         cmocka_unit_test(test_statistics),
     };

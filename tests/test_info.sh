@@ -67,6 +67,33 @@ check 0 "$sparda" export "$work/run" --out "$work/m" --no-parity --merge "$root/
 check 0 "$sparda" info "$work/m"
 has out 'model folder'
 has out 'exported Forecast'
+
+# An export with a file that is cut off, something else, or missing is none: all are named, with the remedy.
+check 0 "$sparda" export "$work/run" --out "$work/whole" --base "$root/data/tiny-base"
+check 0 "$sparda" info "$work/whole"
+has out 'exported Forecast, every file complete'
+has out '^  parity.safetensors, '
+# damaged COMMAND PATTERN...: a copy, after a command in it, is refused with these words.
+damaged() {
+    rm -rf "$work/d"
+    cp -r "$work/whole" "$work/d"
+    (cd "$work/d" && eval "$1")
+    shift
+    check 2 "$sparda" info "$work/d"
+    empty out
+    has err "$work/d is not a complete export; write it again ('sparda export', --force)"
+    for pattern; do has err "$pattern"; done
+}
+for file in forecast.safetensors forecast.pt parity.safetensors sparda_config.json; do
+    damaged "truncate -s -9 $file" "^  - .*$work/d/$file"
+    damaged "truncate -s 0 $file" "^  - .*$work/d/$file"
+    damaged "rm $file" "^  - .*$work/d/$file"
+done
+damaged 'rm parity.safetensors; truncate -s 1000 forecast.pt; printf "<html>" >forecast.safetensors' \
+    'parity.safetensors is missing, and sparda_config.json names it' 'd/forecast.pt' 'HTML'
+rm "$work/m/sparda/forecast.pt"
+check 2 "$sparda" info "$work/m"
+has err "$work/m/sparda/forecast.pt is missing"
 mkdir "$work/half"
 printf '{"model_type": "llama",' >"$work/half/config.json"
 check 2 "$sparda" info "$work/half"

@@ -215,15 +215,18 @@ static void fill(sp_report *r) {
                              "head", 0, "recall", 0.625, "mass", 0.7, "stale", 0.5, "infinigen",
                              "untrained", 0.25, "ceiling", 0.75, "chance", 0.2, "to", 1023);
     json_array_append_new(at_path(root, "selection.per_length"),
-                          json_pack("{s:i, s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len", 1024,
-                                    "sequences", 5, "chance", 0.2, "per_layer", cell, "by_position",
-                                    cell, "mean", "recall", 0.625, "mass", 0.7, "normalised", 0.8));
+                          json_pack("{s:i, s:i, s:i, s:f, s:[O], s:[O], s:{s:f,s:f,s:f}}", "len",
+                                    1024, "sequences", 5, "positions_each", 896, "chance", 0.2,
+                                    "per_layer", cell, "by_position", cell, "mean", "recall", 0.625,
+                                    "mass", 0.7, "normalised", 0.8));
     json_decref(cell);
     json_t *kl =
         json_pack("{s:i, s:{s:f}, s:{s:f}, s:{s:f}, s:f, s:f}", "len", 1024, "kl_dense_sparse",
-                  "mean", 0.01, "kl_sparse_sparda", "mean", 0.02, "kl_sparse_untrained", "mean",
-                  0.0, "delta_nll", 0.001, "top1_agree", 0.99);
+                  "mean", 0.01234, "kl_sparse_sparda", "mean", 2.8e-5, "kl_sparse_untrained",
+                  "mean", 0.0, "delta_nll", -3.1e-6, "top1_agree", 0.99);
     json_array_append_new(at_path(root, "logits.per_length"), kl);
+    json_object_set_new(json_object_get(root, "logits"), "ratio", json_real(2.27e-3));
+    json_object_set_new(json_object_get(root, "logits"), "delta_nll", json_real(-3.1e-6));
     // Serving, as a GPU run records it.
     json_array_append_new(json_object_get(root, "throughput"),
                           json_pack("{s:s, s:i, s:i, s:n, s:f, s:f, s:f, s:f, s:f, s:{s:f, s:n}}",
@@ -300,6 +303,12 @@ static void test_page_escapes_and_is_self_contained(void **state) {
                                         "51.5 GB/s"};
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
         if (!strstr(html, shown[i])) fail_msg("the page does not show %s", shown[i]);
+    assert_non_null(
+        strstr(html, "columns: 5 texts of 1024 tokens, measured at 896 positions each."));
+    // Small divergences and differences do not become 0.
+    assert_non_null(strstr(html, "<b>0.00227</b>"));
+    assert_non_null(strstr(html, "<b>-3.1e-06</b>"));
+    assert_non_null(strstr(html, ">2.8e-05</text>"));
     // One length was run: none is the shortest.
     assert_null(strstr(html, "shortest length"));
     assert_null(strstr(html, "ceiling"));
@@ -344,6 +353,8 @@ static void test_summary(void **state) {
     assert_non_null(strstr(text, " not run here (E1 E3 "));
     assert_non_null(strstr(text, "&\" (Names, shapes, types; made for this base model)"));
     assert_non_null(strstr(text, "812 tokens/s at 131072 tokens, batch 4 (85% of the limit)"));
+    assert_non_null(strstr(text, "moves the logits by 0.0123 nat (KL), the Forecast by 2.8e-05 nat "
+                                 "more; loss -3.1e-06 nat a token"));
     free(text);
     sp_report_close(&r);
 

@@ -50,6 +50,13 @@ has err 'announces 4 tasks, but this process finds 1'
 # (under the sanitizers: leaks of MPI's plug-ins, unloaded by then, are not ours)
 check 2 env PMI_SIZE=2 ASAN_OPTIONS=detect_leaks=0 "$sparda" train "$work/c.yaml" --out "$work/r"
 has err 'announces 2 tasks, but this process finds 1'
+# What the validation after the run cannot do, before the run; without one it does not matter.
+for dry in --dry-run ''; do
+    check 2 train r $dry --set 'after_training=[export, validate]' --set 'validate.lengths=[1, 256, 9000]'
+    has err '^  - 9000: the base model has only 8192 positions'
+    has err '^  - 1: at least 2 tokens'
+done
+check 0 train r --dry-run --set 'after_training=[export]' --set 'validate.lengths=[9000]'
 check 2 train r --resume
 has err 'nothing to resume'
 check 2 train r --set "init_from=$work/none.pt"
@@ -143,6 +150,25 @@ check 0 train auto --resume=auto --set steps=2
     complain 'default folder'
 [ -n "$(find "$work/runs" -path '*/fun-*/checkpoints/step-0000001.h5')" ] ||
     complain 'runs/<name>-<time>'
+
+# An export that is to be validated hears of it before it is written.
+check 0 train v --set steps=1 --set 'validate.lengths=[9000]'
+check 2 "$sparda" export "$work/v" --out "$work/v-export" --validate
+has err '9000: the base model has only 8192 positions'
+[ ! -e "$work/v-export" ] || complain 'an export that cannot be validated was written'
+
+# eval_data that cannot be measured (161 tokens leave a choice) is a warning before the first step and
+# in the report, and the run keeps its validation.
+set -- --set steps=1 --set "eval_data=[$work/corpus]" --set 'after_training=[export, validate]' \
+    --set validate.samples=2 --set 'validate.lengths=[256]'
+check 0 train q --dry-run "$@"
+has err 'warning: the validation will not measure the quality on .*/corpus: its longest row has 160 tokens, 256'
+check 0 train q "$@"
+sed '/step *kl *grad norm/q' "$work/err" | grep -q 'warning: the validation will not measure' ||
+    complain 'no warning before the first step'
+has err 'passed with warnings'
+has err 'warning Q1: not measured on .*/corpus: its longest row has 160 tokens, 256 are needed'
+grep -q '"status": "pass_with_warnings"' "$work/q/export/validation_report.json" || complain 'status'
 
 # ---- two runs, one folder -------------------------------------------------------------------------
 start lock --set steps=100000 --set save_every_steps=2

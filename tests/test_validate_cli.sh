@@ -71,10 +71,22 @@ run 1 'failed E1: forecast.safetensors: model.layers.2' --base "$base" --forecas
 [ -s "$dir/r1/validation_report.json" ] || fail "no report after a failed check"
 grep -q '"status": "fail"' "$dir/r1/validation_report.json" || fail "the report does not say fail"
 
-# ---- rows too short for a choice: said, with the remedy ----
+# ---- rows too short for a choice: wrong input, with the remedy, before the export is looked at ----
 "$sparda" data synth --out "$dir/short" --rows 3 --seq-len 100 >/dev/null 2>&1
-run 0 'nothing is known of the quality.*validate.lengths' --base "$base" --forecast "$forecast" --report "$dir/r2" \
-    --data "$dir/short" --set validate.samples=2 --set threads=1 --set 'validate.lengths=[256]'
+for lengths in '[]' '[256]' '[256, 512]'; do
+    run 2 "error: --data $dir/short cannot be measured: its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; give longer rows; without --data the synthetic corpus is used" \
+        --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/short" --set "validate.lengths=$lengths"
+done
+no_report "$dir/r2"
+"$sparda" data synth --out "$dir/some" --rows 3 --seq-len 300 >/dev/null 2>&1
+run 2 'warning: .*/some has no row of 512 tokens: recall, logits and loss are measured at 256 at most' \
+    --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/some" --set 'validate.lengths=[256, 512, 1024]'
+# The corpus at such lengths was not asked for: a warning, and with --strict a failure.
+run 0 'warning Q1: not measured on synthetic corpus.*161 tokens are needed' --base "$base" --forecast "$forecast" \
+    --report "$dir/r2" --set validate.samples=2 --set threads=1 --set 'validate.lengths=[128]'
+grep -q pass_with_warnings "$dir/r2/validation_report.json" || fail "unmeasured, and no warning"
+run 1 'warning Q1: not measured on synthetic corpus' --base "$base" --forecast "$forecast" --strict \
+    --report "$dir/r2" --set validate.samples=2 --set threads=1 --set 'validate.lengths=[128]'
 
 # ---- an error removes what an earlier run left ----
 run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r1" $quick
@@ -88,7 +100,8 @@ run 1 'another base model' --base "$base" --forecast "$dir/export" --report "$di
 run 0 'trained Forecast' --base "$base" --forecast "$forecast" --report "$dir/good" $quick
 json=$dir/good/validation_report.json
 for key in '"schema": "sparda.validation/1"' '"backbone_sha256"' '"k_effective": 10' \
-    '"k_chosen": 6' '"id": "P6"' '"task": "var"' '"per_layer"' '"lm_loss"' '"miss_curve"'; do
+    '"k_chosen": 6' '"id": "P6"' '"task": "var"' '"per_layer"' '"lm_loss"' '"miss_curve"' \
+    '"sequences": 3' '"positions_each": 256'; do
     grep -q -- "$key" "$json" || fail "the report lacks $key"
 done
 tail -c 20 "$dir/good/validation_report.html" | grep -q '</html>' || fail "the page is cut"

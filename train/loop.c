@@ -10,7 +10,6 @@
 #include "common/util.h"
 #include "model/flops.h"
 #include "train/signals.h"
-#include "validate/validate.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -341,13 +340,18 @@ static sp_status export_run(sp_trainer *t, const char *dir) {
     return SP_OK;
 }
 
-static sp_status validate_run(sp_trainer *t, const char *dir) {
+sp_validate_args sp_trainer_validation(const sp_trainer *t, const char *dir) {
     const sp_config *c = t->config;
-    sp_validate_args v = {.base = c->base,
-                          .forecast = dir,
-                          .report = dir,
-                          .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
-                          .config = c};
+    return (sp_validate_args){.base = c->base,
+                              .forecast = dir,
+                              .report = dir,
+                              .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
+                              .after_training = true,
+                              .config = c};
+}
+
+static sp_status validate_run(sp_trainer *t, const char *dir) {
+    sp_validate_args v = sp_trainer_validation(t, dir);
     sp_status st = sp_validate(&v);
     if (st == SP_OK || st == SP_CHECK_FAILED)
         sp_run_set(&t->folder, "validation", json_string(st == SP_OK ? "passed" : "failed"));

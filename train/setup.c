@@ -142,6 +142,15 @@ static sp_status open_data(sp_trainer *t) {
     return sp_sampler_open(t->eval_data, &s, &t->eval_sampler);
 }
 
+// What the validation after the run would refuse is refused now, not after hours.
+static sp_status foresee_validation(const sp_trainer *t) {
+    if (!(t->config->after_training & SP_AFTER_VALIDATE) || t->ranks->rank != 0) return SP_OK;
+    sp_validate_args v = sp_trainer_validation(t, NULL);
+    sp_status st = sp_validate_foresee(&v, t->desc);
+    if (st != SP_OK) sp_error_prefix("the validation after training");
+    return st;
+}
+
 // ---- backend and memory -------------------------------------------------------------------------
 
 int64_t sp_base_parameters(const sp_model_desc *d) {
@@ -218,7 +227,8 @@ static sp_status check_memory(const sp_trainer *t) {
 static sp_status plan_locally(sp_trainer *t) {
     SP_TRY(describe_model(t));
     SP_TRY(plan_steps(t));
-    return open_data(t);
+    SP_TRY(open_data(t));
+    return foresee_validation(t);
 }
 
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {

@@ -23,6 +23,7 @@
 #include "train/run_folder.h"
 #include "train/schedule.h"
 #include "train/tensorboard.h"
+#include "validate/validate.h"
 
 typedef struct sp_train_args {
     const char *config_file; // NULL: only `sets`
@@ -102,6 +103,9 @@ sp_status sp_trainer_finish(sp_trainer *t);
 void sp_trainer_release(sp_trainer *t);
 // Not collective. `outcome` is that of the run: a failure goes into run.json.
 void sp_trainer_close(sp_trainer *t, sp_status outcome);
+
+// The validation after the run, of the export in `dir` (loop.c). Not collective.
+sp_validate_args sp_trainer_validation(const sp_trainer *t, const char *dir);
 
 // setup.c
 int64_t sp_base_parameters(const sp_model_desc *d);

@@ -179,10 +179,10 @@ static void tiles(sp_text *t, json_t *root) {
          several ? "block recall, shortest length" : "block recall");
     tile(t, sp_json_at(mean, "mass"), "%.3f",
          several ? "teacher mass on its blocks, same length" : "teacher mass on its blocks");
-    tile(t, sp_json_at(logits, "ratio"), "%.2f",
+    tile(t, sp_json_at(logits, "ratio"), "%.3g",
          several ? "KL ratio, longest length (1 = as sparsifying)"
                  : "KL ratio (1 = as sparsifying)");
-    tile(t, sp_json_at(logits, "delta_nll"), "%+.4f", "nat per token against the original");
+    tile(t, sp_json_at(logits, "delta_nll"), "%+.3g", "nat per token against the original");
     tile(t, needle_mean(root, "single", "forecast"), "%.3f",
          several ? "single needle, shortest length" : "single needle");
     tile(t, needle_mean(root, "multi", "forecast"), "%.3f",
@@ -413,6 +413,13 @@ static void selector_table(sp_text *t, json_t *root) {
                     "sequences each, standard error at most %.3f. Recall of random blocks is "
                     "chance.</p>",
                     sp_json_at(o, "n"), 0.5 / sqrt(sp_json_at(o, "n")));
+    json_array_foreach(lengths, i, o) {
+        sp_text_add(
+            t, "%s%.0f texts of %.0f tokens, measured at %.0f positions each",
+            i > 0 ? "; " : "<p class=\"sub\">Recall and loss columns: ", sp_json_at(o, "sequences"),
+            sp_json_at(o, "len"), sp_json_at(o, "positions_each"));
+    }
+    if (i > 0) sp_text_add(t, ".</p>");
 }
 
 static void check_rows(sp_text *t, json_t *root) {

@@ -71,6 +71,9 @@ sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t
 // cannot be read, lengths that the model has no positions for.
 sp_status sp_pass_open_text(sp_pass *p);
 sp_status sp_pass_take_lengths(sp_pass *p);
+// Where there is text, but no row of it at any length gives a query a choice of blocks: *why, what
+// is needed and what to do (the caller frees it). Else NULL.
+sp_status sp_pass_unmeasured(const sp_pass *p, char **why);
 // Text rows wanted at a length: p->rows, or where that is 0, 16, fewer where they are longer than
 // 8,192 tokens: 131,072 tokens in all, but at least 4.
 int64_t sp_pass_rows(const sp_pass *p, int64_t T);

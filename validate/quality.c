@@ -40,6 +40,7 @@ typedef struct length_result {
     float *kl_trained, *kl_dense, *kl_untrained; // KL(sparse||trained), KL(dense||sparse), ...
     kl_sums *kl;                                 // [S] of the three
     int64_t n, agree;
+    int64_t looked; // measured positions, counted or not
     // Of the measured positions but T-1.
     double nll[RUNS];
     double *delta_nll; // trained - sparse, [tokens]
@@ -106,6 +107,7 @@ static sp_status compare_runs(const sp_pass *p, scratch *x, length_result *r, kl
         int64_t r0 = at.row0, n = at.n;
         for (int run = 0; run < RUNS; run++)
             SP_TRY(sp_engine_logits(x->e[run], r0, n, x->logits[run]));
+        r->looked += n;
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < n; i++) {
             const float *logits[RUNS];
@@ -542,12 +544,12 @@ static json_t *selection_json(const sp_pass *p, const length_result *r) {
                              sp_json_number(mean_mass(r, SP_BY_UNTRAINED)), "mass_infinigen",
                              sp_json_number(mean_mass(r, SP_BY_INFINIGEN)), "mass_ceiling",
                              sp_json_number(mean_mass(r, SP_BY_FINE)));
-    return json_pack("{s:I, s:o, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "len", (json_int_t)r->T,
-                     "chance", sp_json_number(mean_chance(r)), "sequences", (json_int_t)r->S,
-                     "rows", (json_int_t)r->all.rows, "candidates",
-                     sp_json_number(r->all.candidates / r->all.rows), "per_layer",
-                     per_layer_json(p, r), "mean", mean, "by_position", by_position_json(r),
-                     "by_teacher_entropy", by_entropy_json(r));
+    return json_pack(
+        "{s:I, s:o, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "len", (json_int_t)r->T, "chance",
+        sp_json_number(mean_chance(r)), "sequences", (json_int_t)r->S, "positions_each",
+        (json_int_t)(r->looked / r->S), "rows", (json_int_t)r->all.rows, "candidates",
+        sp_json_number(r->all.candidates / r->all.rows), "per_layer", per_layer_json(p, r), "mean",
+        mean, "by_position", by_position_json(r), "by_teacher_entropy", by_entropy_json(r));
 }
 
 // The quantiles sort the arrays, so this comes after everything else that reads them.
@@ -639,11 +641,29 @@ static sp_status judge(sp_pass *p, const length_result *r, int64_t n) {
     return check_power(p, r, n);
 }
 
+// Not a mere skip: text was there to be measured, and nothing is known of the quality.
+static sp_status say_unmeasured(sp_pass *p, char *why) {
+    char *reason = sp_format("not measured on %s: %s", p->text.name, why);
+    sp_check c = sp_check_blank(text_checks[0]);
+    c.outcome = SP_WARN;
+    c.reason = reason;
+    sp_status st =
+        reason ? sp_report_add(p->report, &c) : sp_error(SP_ENVIRONMENT, "out of memory");
+    for (int i = 1; i < N_TEXT_CHECKS && st == SP_OK; i++)
+        st = sp_report_skip(p->report, text_checks[i], reason);
+    free(reason);
+    free(why);
+    return st;
+}
+
 sp_status sp_measure_quality(sp_pass *p) {
     if (!p->text.corpus && !p->text.dataset)
         return sp_skip_quality(p,
                                "no held-out text: this vocabulary is not the corpus's; give rows "
                                "with --data");
+    char *why;
+    SP_TRY(sp_pass_unmeasured(p, &why));
+    if (why) return say_unmeasured(p, why);
     length_result *r;
     int64_t n = 0;
     SP_TRY(sp_alloc(&r, p->n_text_lengths, sizeof *r, "results"));
@@ -651,25 +671,14 @@ sp_status sp_measure_quality(sp_pass *p) {
     for (int64_t i = 0; i < p->n_text_lengths; i++) {
         r[n].T = p->text_lengths[i];
         SP_GO(sp_pass_text_rows(p, r[n].T, sp_pass_rows(p, r[n].T), &r[n].S));
-        if (r[n].S == 0)
-            sp_warn("%s has no row of %lld tokens: recall, logits and loss are not measured there",
-                    p->text.name, (long long)r[n].T);
         // Without one query that has a choice there is nothing to measure.
         if (r[n].S == 0 || sp_candidates(&p->selection, r[n].T - 1) <= p->chosen) continue;
         SP_GO(measure_length(p, &r[n]));
         SP_GO(summarise(&r[n]));
         n++;
     }
-    if (n == 0) {
-        sp_warn("%s has no row at which a query has a choice of blocks: nothing is known of the "
-                "quality; longer rows or validate.lengths make it measurable",
-                p->text.name);
-        SP_GO(sp_skip_quality(p, "no held-out row is long enough for a query to have a choice of "
-                                 "blocks at any of the lengths"));
-    } else {
-        SP_GO(judge(p, r, n));
-        SP_GO(write_sections(p, r, n));
-    }
+    SP_GO(judge(p, r, n));
+    SP_GO(write_sections(p, r, n));
 done:
     for (int64_t i = 0; i < p->n_text_lengths; i++) length_free(&r[i]);
     free(r);

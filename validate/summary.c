@@ -114,8 +114,8 @@ static void logits(sp_text *t, json_t *root) {
     json_array_foreach(json_object_get(json_object_get(root, "logits"), "per_length"), i, o)
         sp_text_add(
             t,
-            "  %.0f tokens: choosing blocks moves the logits by %.4f nat (KL), the Forecast "
-            "by %.4f nat more; loss %+.4f nat a token; most likely token the same in %.1f%%\n",
+            "  %.0f tokens: choosing blocks moves the logits by %.3g nat (KL), the Forecast "
+            "by %.3g nat more; loss %+.3g nat a token; most likely token the same in %.1f%%\n",
             sp_json_at(o, "len"), sp_json_at(json_object_get(o, "kl_dense_sparse"), "mean"),
             sp_json_at(json_object_get(o, "kl_sparse_sparda"), "mean"), sp_json_at(o, "delta_nll"),
             100 * sp_json_at(o, "top1_agree"));

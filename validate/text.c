@@ -71,7 +71,9 @@ sp_status sp_pass_open_text(sp_pass *p) {
     sp_data_entry entry = {.path = (char *)p->args->data};
     sp_data_list list = {.entry = &entry, .n = 1};
     p->text.name = p->args->data;
-    return sp_dataset_open(&list, &(sp_dataset_options){.vocab = p->desc->vocab}, &p->text.dataset);
+    // A run has opened the same rows before, and said what there is to say.
+    sp_dataset_options o = {.vocab = p->desc->vocab, .quiet = p->args->after_training};
+    return sp_dataset_open(&list, &o, &p->text.dataset);
 }
 
 // ---- lengths ------------------------------------------------------------------------------------
@@ -106,25 +108,26 @@ static sp_status fit(const sp_pass *p, int64_t need, int64_t *T, bool *fits) {
 // half of it. Without SP_MIN_TEXT_ROWS anywhere one row is enough; without one the chosen lengths
 // stay.
 static sp_status fit_to_text(sp_pass *p) {
-    int64_t T = p->lengths[0], n = 0;
+    int64_t longest = p->lengths[p->n_lengths - 1], n = 0;
+    int64_t first = has_a_choice(p, p->lengths[0]) ? p->lengths[0] : longest, T = first;
     bool fits;
     SP_TRY(fit(p, SP_MIN_TEXT_ROWS, &T, &fits));
     if (!fits) {
-        T = p->lengths[0];
+        T = first;
         SP_TRY(fit(p, 1, &T, &fits));
     }
     if (!fits) return SP_OK;
     p->n_text_lengths = 0;
-    if (p->n_lengths > 1) SP_TRY(sp_pass_text_rows(p, 2 * T, SP_MIN_TEXT_ROWS, &n));
+    if (2 * T <= longest) SP_TRY(sp_pass_text_rows(p, 2 * T, SP_MIN_TEXT_ROWS, &n));
     if (n < SP_MIN_TEXT_ROWS && p->n_lengths > 1 && has_a_choice(p, T / 2))
         p->text_lengths[p->n_text_lengths++] = T / 2;
     p->text_lengths[p->n_text_lengths++] = T;
     if (n >= SP_MIN_TEXT_ROWS) p->text_lengths[p->n_text_lengths++] = 2 * T;
-    int64_t got = p->text_lengths[p->n_text_lengths - 1], usual = p->lengths[p->n_lengths - 1];
-    if (got < usual)
+    int64_t got = p->text_lengths[p->n_text_lengths - 1];
+    if (got < longest)
         sp_warn("%s has fewer than %d rows of %lld tokens: recall, logits and loss are measured at "
                 "%lld at most (validate.lengths: others)",
-                p->text.name, SP_MIN_TEXT_ROWS, (long long)usual, (long long)got);
+                p->text.name, SP_MIN_TEXT_ROWS, (long long)longest, (long long)got);
     return SP_OK;
 }
 
@@ -150,13 +153,77 @@ static sp_status take_lengths(sp_pass *p, const sp_int_list *given) {
     return sp_problems_end(&problems, SP_BAD_INPUT, "validate.lengths");
 }
 
+// Lengths that were asked for stay, but some may be longer than any row.
+static sp_status tell_missing(const sp_pass *p) {
+    for (int64_t i = 0, n = 0; i < p->n_lengths; i++) {
+        SP_TRY(sp_pass_text_rows(p, p->lengths[i], 1, &n));
+        if (n > 0) continue;
+        if (i > 0 && has_a_choice(p, p->lengths[i - 1]))
+            sp_warn("%s has no row of %lld tokens: recall, logits and loss are measured at %lld at "
+                    "most",
+                    p->text.name, (long long)p->lengths[i], (long long)p->lengths[i - 1]);
+        return SP_OK;
+    }
+    return SP_OK;
+}
+
 sp_status sp_pass_take_lengths(sp_pass *p) {
     const sp_int_list *given = &p->args->config->validate.lengths;
     SP_TRY(given->n > 0 ? take_lengths(p, given) : choose_lengths(p));
     SP_TRY(sp_alloc(&p->text_lengths, p->n_lengths, sizeof *p->lengths, "lengths"));
     memcpy(p->text_lengths, p->lengths, (size_t)p->n_lengths * sizeof *p->lengths);
     p->n_text_lengths = p->n_lengths;
-    return given->n == 0 && p->text.dataset ? fit_to_text(p) : SP_OK;
+    if (!p->text.dataset) return SP_OK;
+    return given->n > 0 ? tell_missing(p) : fit_to_text(p);
+}
+
+// The shortest length that text may be measured at, 0 if no query has a choice at any.
+static int64_t shortest(const sp_pass *p) {
+    int64_t i = 0;
+    while (i < p->n_lengths && !has_a_choice(p, p->lengths[i])) i++;
+    if (i == p->n_lengths) return 0;
+    int64_t T = p->lengths[i];
+    while (p->args->config->validate.lengths.n == 0 && has_a_choice(p, T / 2)) T /= 2;
+    return T;
+}
+
+static sp_status describe_lack(const sp_pass *p, char **why) {
+    const sp_selection *s = &p->selection;
+    long long need = shortest(p);
+    long long choice = s->block * (p->chosen + s->init_blocks + s->local_blocks + 1) + 1;
+    if (need > 0) {
+        sp_dataset_info info;
+        SP_TRY(sp_dataset_describe(p->text.dataset, &info));
+        long long longest = info.max_length;
+        sp_dataset_info_free(&info);
+        char shorter[96] = "";
+        if (longest >= choice)
+            snprintf(shorter, sizeof shorter, ", or validate.lengths of %lld to %lld", choice,
+                     longest);
+        *why = sp_format("its longest row has %lld tokens, %lld are needed for a query to have a "
+                         "choice of blocks; give longer rows%s",
+                         longest, need, shorter);
+    } else if (p->args->config->validate.lengths.n > 0) {
+        *why = sp_format("no query has a choice of blocks at any of validate.lengths; %lld tokens "
+                         "are needed",
+                         choice);
+    } else {
+        *why = sp_format("no query has a choice of blocks within the base model's %lld positions; "
+                         "%lld tokens are needed",
+                         (long long)p->desc->max_positions, choice);
+    }
+    return *why ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+}
+
+sp_status sp_pass_unmeasured(const sp_pass *p, char **why) {
+    *why = NULL;
+    if (!p->text.corpus && !p->text.dataset) return SP_OK;
+    for (int64_t i = 0, n = 0; i < p->n_text_lengths; i++) {
+        if (!has_a_choice(p, p->text_lengths[i])) continue;
+        SP_TRY(sp_pass_text_rows(p, p->text_lengths[i], 1, &n));
+        if (n > 0) return SP_OK;
+    }
+    return describe_lack(p, why);
 }
 
 // ---- rows and positions -------------------------------------------------------------------------

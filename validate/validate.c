@@ -120,8 +120,6 @@ static void write_setting(const sp_pass *p) {
         json_array_append_new(json_object_get(o, "lengths"), json_integer(p->lengths[i]));
     set(o, "batch", json_integer(1));
     set(o, "seed", json_integer((json_int_t)p->seed));
-    set(o, "text_rows", p->rows > 0 ? json_integer(p->rows) : json_null()); // else by length
-    set(o, "text_positions", json_integer(p->positions));
     set(o, "needle_samples", p->needles ? json_integer(p->samples) : json_null());
 }
 
@@ -201,6 +199,57 @@ static sp_status conclude(const sp_pass *p) {
                   : SP_OK;
 }
 
+// What is measured, where, and with what, from the options, the model's description and the text:
+// all that can be refused without weights.
+static sp_status plan(sp_pass *p, const sp_model_desc *d) {
+    const sp_config *c = p->args->config;
+    p->desc = d;
+    p->seed = (uint64_t)c->seed;
+    p->selection = sp_model_selection(d, true);
+    p->shortlist = sp_model_shortlist(d, true);
+    p->grid = sp_deployed_grid(d);
+    p->fine = (sp_grid){c->training_kernel_size, c->training_kernel_stride};
+    p->chosen = p->shortlist.topk - p->shortlist.init_blocks - p->shortlist.local_blocks - 1;
+    p->rows = c->validate.lm_rows;
+    p->positions = c->validate.positions;
+    p->samples = c->validate.samples;
+    SP_TRY(sp_check_grids(d, p->fine));
+    SP_TRY(sp_pass_open_text(p));
+    return sp_pass_take_lengths(p);
+}
+
+static void free_plan(sp_pass *p) {
+    sp_dataset_close(p->text.dataset);
+    free(p->lengths);
+    free(p->text_lengths);
+}
+
+// Rows given to be measured that cannot be are wrong input. A run must not lose its validation over
+// its eval_data: there it is a warning, before the run and in the report (quality.c).
+static sp_status judge_text(const sp_pass *p, bool foreseen) {
+    char *why;
+    SP_TRY(sp_pass_unmeasured(p, &why));
+    if (!why) return SP_OK;
+    sp_status st = SP_OK;
+    if (p->args->data && !p->args->after_training)
+        st = sp_error(SP_BAD_INPUT, "--data %s cannot be measured: %s; without --data %s",
+                      p->args->data, why,
+                      p->needles ? "the synthetic corpus is used"
+                                 : "the quality checks (group Q) are skipped");
+    else if (foreseen)
+        sp_warn("the validation will not measure the quality on %s: %s", p->text.name, why);
+    free(why);
+    return st;
+}
+
+sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *d) {
+    sp_pass p = {.args = a};
+    sp_status st = plan(&p, d);
+    if (st == SP_OK) st = judge_text(&p, true);
+    free_plan(&p);
+    return st;
+}
+
 sp_status sp_validate(const sp_validate_args *a) {
     const sp_config *c = a->config;
     sp_model_desc *d = NULL;
@@ -208,23 +257,13 @@ sp_status sp_validate(const sp_validate_args *a) {
     sp_model *m = NULL;
     sp_exported x = {0};
     sp_report report = {0};
-    sp_pass p = {.args = a, .report = &report, .noise_kl = NAN, .seed = (uint64_t)c->seed};
+    sp_pass p = {.args = a, .report = &report, .noise_kl = NAN};
     sp_status st = SP_OK;
     SP_GO(sp_check_destination(a->report));
     SP_GO(sp_report_remove(a->report));
     SP_GO(describe_base(a, &d));
-    p.desc = d;
-    p.selection = sp_model_selection(d, true);
-    p.shortlist = sp_model_shortlist(d, true);
-    p.grid = sp_deployed_grid(d);
-    p.fine = (sp_grid){c->training_kernel_size, c->training_kernel_stride};
-    p.chosen = p.shortlist.topk - p.shortlist.init_blocks - p.shortlist.local_blocks - 1;
-    p.rows = c->validate.lm_rows;
-    p.positions = c->validate.positions;
-    p.samples = c->validate.samples;
-    SP_GO(sp_check_grids(d, p.fine));
-    SP_GO(sp_pass_open_text(&p));
-    SP_GO(sp_pass_take_lengths(&p));
+    SP_GO(plan(&p, d));
+    SP_GO(judge_text(&p, false));
     SP_GO(sp_exported_open(a->forecast, d, &x));
     SP_GO(sp_backend_open(
         &(sp_backend_options){.name = c->backend,
@@ -246,9 +285,7 @@ sp_status sp_validate(const sp_validate_args *a) {
 done:
     sp_report_close(&report);
     sp_exported_close(&x);
-    sp_dataset_close(p.text.dataset);
-    free(p.lengths);
-    free(p.text_lengths);
+    free_plan(&p);
     sp_model_free(m);
     sp_backend_close(be);
     sp_model_desc_free(d);

@@ -22,15 +22,18 @@
 //   whether more text rows would change the verdict.
 // - Q4 takes prefill logits; P6 shows that decode gives the same.
 // - When a hard check of E fails, P and Q are not run.
+// - Text on which no query has a choice of blocks: --data is refused; else Q1 is a warning.
 #ifndef SPARDA_VALIDATE_H
 #define SPARDA_VALIDATE_H
 
 #include "common/config.h"
 #include "common/status.h"
+#include "model/model.h"
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
     const char *data;        // held-out rows; NULL: the corpus, if the vocabulary is its
+    bool after_training;     // `data` on which no query has a choice of blocks is then a warning
     bool strict;             // a missed soft gate fails, too
     const sp_config *config; // backend, seed, sparse_config.*, validate.*
 } sp_validate_args;
@@ -39,6 +42,10 @@ typedef struct sp_validate_args {
 // Prints a summary on stderr. Reports of an earlier run in the folder are removed first, so that a
 // report there is always of the last run.
 sp_status sp_validate(const sp_validate_args *a);
+// What sp_validate would refuse whatever the export holds, for whoever is about to make the export;
+// warns of text that cannot be measured. Looks at the base model's description, `data` and
+// `config`.
+sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *base);
 sp_status sp_validate_command(int argc, char **argv); // argv[0] is "validate"
 
 #endif
