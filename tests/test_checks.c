@@ -672,7 +672,7 @@ static void test_lengths_fit_the_text(void **state) {
         char name[32];
         snprintf(name, sizeof name, "rows-%zu", i);
         char *dir = write_rows(name, c[i].rows, c[i].tokens);
-        x.args.data = dir;
+        x.args.data = &(sp_data_list){&(sp_data_entry){.path = dir}, 1};
         x.p.n_lengths = 0;
         x.p.text = (sp_text_source){0};
         assert_ok(sp_pass_open_text(&x.p));
@@ -683,9 +683,7 @@ static void test_lengths_fit_the_text(void **state) {
         assert_int_equal(x.p.n_text_lengths, c[i].want[1] ? 2 : 1);
         assert_int_equal(x.p.text_lengths[0], c[i].want[0]);
         if (c[i].want[1]) assert_int_equal(x.p.text_lengths[1], c[i].want[1]);
-        free(x.p.lengths);
-        free(x.p.text_lengths);
-        sp_dataset_close(x.p.text.dataset);
+        sp_pass_close_text(&x.p);
         free(dir);
         close_pass(&x);
     }
@@ -726,7 +724,7 @@ static void test_what_cannot_be_measured(void **state) {
         char *dir = write_rows(name, (const int[]){1, 0}, (const int64_t[]){c[i].tokens, 0});
         d.max_positions = c[i].positions;
         x.p.desc = &d;
-        x.args.data = dir;
+        x.args.data = &(sp_data_list){&(sp_data_entry){.path = dir}, 1};
         if (given) x.config.validate.lengths = (sp_int_list){&given, 1};
         x.p.n_lengths = 0;
         x.p.text = (sp_text_source){0};
@@ -739,9 +737,7 @@ static void test_what_cannot_be_measured(void **state) {
             assert_null(lack);
         if (c[i].longest) assert_int_equal(x.p.text_lengths[x.p.n_text_lengths - 1], c[i].longest);
         free(lack);
-        free(x.p.lengths);
-        free(x.p.text_lengths);
-        sp_dataset_close(x.p.text.dataset);
+        sp_pass_close_text(&x.p);
         free(dir);
         close_pass(&x);
     }
@@ -753,7 +749,7 @@ static void test_few_long_rows(void **state) {
     fixture x;
     open_pass(&x, 256, 3);
     char *dir = write_rows("few-long", (const int[]){1, 2}, (const int64_t[]){300, 600});
-    x.args.data = dir;
+    x.args.data = &(sp_data_list){&(sp_data_entry){.path = dir}, 1};
     x.lengths[1] = 512;
     x.p.n_text_lengths = 2;
     x.p.text = (sp_text_source){0};
@@ -767,7 +763,38 @@ static void test_few_long_rows(void **state) {
         assert_int_equal(json_integer_value(json_object_get(json_array_get(each, i), "sequences")),
                          3 - (int)i);
     sp_dataset_close(x.p.text.dataset);
+    free(x.p.text.name);
     free(dir);
+    close_pass(&x);
+}
+
+// Rows come from all entries of eval_data in turn, not from the first alone.
+static void test_text_of_two_sets(void **state) {
+    (void)state;
+    fixture x;
+    open_pass(&x, 256, 0);
+    char *one = write_rows("set-one", (const int[]){2, 1}, (const int64_t[]){300, 600});
+    char *two = write_rows("set-two", (const int[]){1, 1}, (const int64_t[]){300, 600});
+    x.args.data = &(sp_data_list){(sp_data_entry[]){{.path = one}, {.path = two}}, 2};
+    x.p.text = (sp_text_source){0};
+    assert_ok(sp_pass_open_text(&x.p));
+    assert_non_null(strstr(x.p.text.name, "set-one and 1 more"));
+    int64_t n;
+    assert_ok(sp_pass_text_rows(&x.p, 300, 9, &n));
+    assert_int_equal(n, 5);
+    static const int sequence[] = {1, 2}; // of those with 600 tokens: two's row 1, one's row 2
+    int32_t got[600], want[600];
+    sp_corpus_args a = sp_corpus_defaults(1);
+    for (int i = 0; i < 2; i++) {
+        assert_ok(sp_pass_text(&x.p, i, 600, got));
+        assert_ok(sp_corpus_sequence(&a, (uint64_t)sequence[i], 600, want));
+        assert_memory_equal(got, want, sizeof want);
+    }
+    assert_fails(sp_pass_text(&x.p, 2, 600, got), SP_BAD_INPUT, "no held-out row 2 of 600");
+    sp_dataset_close(x.p.text.dataset);
+    free(x.p.text.name);
+    free(one);
+    free(two);
     close_pass(&x);
 }
 
@@ -817,6 +844,7 @@ int main(void) {
         cmocka_unit_test(test_lengths_fit_the_text),
         cmocka_unit_test(test_what_cannot_be_measured),
         cmocka_unit_test(test_few_long_rows),
+        cmocka_unit_test(test_text_of_two_sets),
         cmocka_unit_test(test_statistics),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -345,7 +345,7 @@ sp_validate_args sp_trainer_validation(const sp_trainer *t, const char *dir) {
     return (sp_validate_args){.base = c->base,
                               .forecast = dir,
                               .report = dir,
-                              .data = c->eval_data.n ? c->eval_data.entry[0].path : NULL,
+                              .data = c->eval_data.n ? &c->eval_data : NULL,
                               .after_training = true,
                               .config = c};
 }

@@ -38,6 +38,9 @@ sp_status sp_validate_command(int argc, char **argv) {
         return SP_OK;
     }
     sp_validate_args a = {0};
+    sp_data_entry rows = {0};
+    const sp_data_list data = {&rows, 1};
+    const char *data_path = NULL;
     sp_config *config = NULL;
     sp_words sets = {NULL, 0, argc};
     sp_problems p = {0};
@@ -45,7 +48,7 @@ sp_status sp_validate_command(int argc, char **argv) {
     const sp_argument options[] = {{"--base", .text = &a.base},
                                    {"--forecast", .text = &a.forecast},
                                    {"--report", .text = &a.report},
-                                   {"--data", .text = &a.data},
+                                   {"--data", .text = &data_path},
                                    {"--strict", .flag = &a.strict},
                                    {"--set", .words = &sets},
                                    {0}};
@@ -56,6 +59,8 @@ sp_status sp_validate_command(int argc, char **argv) {
     sp_status st = sp_problems_end(&p, SP_BAD_INPUT, "sparda validate (see --help)");
     if (st == SP_OK) st = sp_config_load(NULL, sets.at, sets.n, &config);
     a.config = config;
+    rows.path = (char *)data_path;
+    if (data_path) a.data = &data;
     if (st == SP_OK) st = sp_validate(&a);
     sp_config_free(config);
     free(sets.at);

@@ -19,7 +19,7 @@
 typedef struct sp_text_source {
     bool corpus;         // the synthetic corpus, standard held-out set (corpus.md 6)
     sp_dataset *dataset; // else, with --data; NULL: no text, group Q is skipped
-    const char *name;    // for the report
+    char *name;          // for the report
 } sp_text_source;
 
 // Work done and to do, in tokens weighted by length, for the time left.
@@ -66,11 +66,12 @@ enum { SP_MIN_TEXT_ROWS = 3 }; // below that a standard error means nothing
 // How many held-out rows of at least T tokens there are, at most `wanted`.
 sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n);
 
-// Opens the held-out text; takes the lengths that were asked for, or chooses them from the
-// model, those of text also from its rows. The caller frees both lists. SP_BAD_INPUT: data that
-// cannot be read, lengths that the model has no positions for.
+// Opens the held-out text; takes the lengths that were asked for, or chooses them from the model,
+// those of text also from its rows. SP_BAD_INPUT: data that cannot be read, lengths that the model
+// has no positions for. The last frees the text and the lengths, also of one that did not succeed.
 sp_status sp_pass_open_text(sp_pass *p);
 sp_status sp_pass_take_lengths(sp_pass *p);
+void sp_pass_close_text(sp_pass *p);
 // Where there is text, but no row of it at any length gives a query a choice of blocks: *why, what
 // is needed and what to do (the caller frees it). Else NULL.
 sp_status sp_pass_unmeasured(const sp_pass *p, char **why);

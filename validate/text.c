@@ -10,18 +10,24 @@
 
 enum { TEXT_SEED = 5 }; // of the standard language-model rows (corpus.md 6)
 
-// Finds the `index`-th row of at least T tokens; *found false if there are fewer.
+// Finds the `index`-th row of at least T tokens, the entries of the data in turn; *found false if
+// there are fewer.
 static sp_status find_row(const sp_dataset *d, int64_t index, int64_t T, int64_t *entry,
                           int64_t *row, bool *found) {
     *found = false;
-    for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry)
-        for (*row = 0; *row < sp_dataset_rows(d, *entry); ++*row) {
+    bool more = true;
+    for (*row = 0; more; ++*row) {
+        more = false;
+        for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry) {
+            if (*row >= sp_dataset_rows(d, *entry)) continue;
+            more = true;
             int64_t length;
             SP_TRY(sp_dataset_row_length(d, *entry, *row, &length));
             if (length < T || index-- > 0) continue;
             *found = true;
             return SP_OK;
         }
+    }
     return SP_OK;
 }
 
@@ -34,7 +40,7 @@ sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *toke
     bool found;
     SP_TRY(find_row(p->text.dataset, index, T, &entry, &row, &found));
     if (!found)
-        return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->args->data,
+        return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->text.name,
                         (long long)index, (long long)T);
     return sp_dataset_read(p->text.dataset, entry, row, T, tokens, &n);
 }
@@ -65,15 +71,27 @@ sp_status sp_pass_open_text(sp_pass *p) {
     p->needles = p->desc->vocab == SP_CORPUS_VOCAB;
     if (!p->args->data) {
         p->text.corpus = p->needles;
-        p->text.name = p->needles ? "synthetic corpus, standard held-out rows (seed 5)" : "none";
-        return SP_OK;
+        p->text.name =
+            sp_strdup(p->needles ? "synthetic corpus, standard held-out rows (seed 5)" : "none");
+        return p->text.name ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     }
-    sp_data_entry entry = {.path = (char *)p->args->data};
-    sp_data_list list = {.entry = &entry, .n = 1};
-    p->text.name = p->args->data;
+    const sp_data_list *data = p->args->data;
+    p->text.name = data->n == 1
+                       ? sp_strdup(data->entry[0].path)
+                       : sp_format("%s and %lld more", data->entry[0].path, (long long)data->n - 1);
+    if (!p->text.name) return sp_error(SP_ENVIRONMENT, "out of memory");
     // A run has opened the same rows before, and said what there is to say.
     sp_dataset_options o = {.vocab = p->desc->vocab, .quiet = p->args->after_training};
-    return sp_dataset_open(&list, &o, &p->text.dataset);
+    return sp_dataset_open(data, &o, &p->text.dataset);
+}
+
+void sp_pass_close_text(sp_pass *p) {
+    sp_dataset_close(p->text.dataset);
+    free(p->text.name);
+    free(p->lengths);
+    free(p->text_lengths);
+    p->text = (sp_text_source){0};
+    p->lengths = p->text_lengths = NULL;
 }
 
 // ---- lengths ------------------------------------------------------------------------------------

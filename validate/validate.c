@@ -218,12 +218,6 @@ static sp_status plan(sp_pass *p, const sp_model_desc *d) {
     return sp_pass_take_lengths(p);
 }
 
-static void free_plan(sp_pass *p) {
-    sp_dataset_close(p->text.dataset);
-    free(p->lengths);
-    free(p->text_lengths);
-}
-
 // Rows given to be measured that cannot be are wrong input. A run must not lose its validation over
 // its eval_data: there it is a warning, before the run and in the report (quality.c).
 static sp_status judge_text(const sp_pass *p, bool foreseen) {
@@ -233,7 +227,7 @@ static sp_status judge_text(const sp_pass *p, bool foreseen) {
     sp_status st = SP_OK;
     if (p->args->data && !p->args->after_training)
         st = sp_error(SP_BAD_INPUT, "--data %s cannot be measured: %s; without --data %s",
-                      p->args->data, why,
+                      p->text.name, why,
                       p->needles ? "the synthetic corpus is used"
                                  : "the quality checks (group Q) are skipped");
     else if (foreseen)
@@ -246,7 +240,7 @@ sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *d)
     sp_pass p = {.args = a};
     sp_status st = plan(&p, d);
     if (st == SP_OK) st = judge_text(&p, true);
-    free_plan(&p);
+    sp_pass_close_text(&p);
     return st;
 }
 
@@ -285,7 +279,7 @@ sp_status sp_validate(const sp_validate_args *a) {
 done:
     sp_report_close(&report);
     sp_exported_close(&x);
-    free_plan(&p);
+    sp_pass_close_text(&p);
     sp_model_free(m);
     sp_backend_close(be);
     sp_model_desc_free(d);

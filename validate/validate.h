@@ -32,10 +32,10 @@
 
 typedef struct sp_validate_args {
     const char *base, *forecast, *report; // folders (forecast: file or folder)
-    const char *data;        // held-out rows; NULL: the corpus, if the vocabulary is its
-    bool after_training;     // `data` on which no query has a choice of blocks is then a warning
-    bool strict;             // a missed soft gate fails, too
-    const sp_config *config; // backend, seed, sparse_config.*, validate.*
+    const sp_data_list *data; // held-out rows; NULL: the corpus, if the vocabulary is its
+    bool after_training;      // `data` on which no query has a choice of blocks is then a warning
+    bool strict;              // a missed soft gate fails, too
+    const sp_config *config;  // backend, seed, sparse_config.*, validate.*
 } sp_validate_args;
 
 // SP_OK (pass, with or without warnings), SP_CHECK_FAILED with a report, or an error without one.
