@@ -497,8 +497,7 @@ sp_status sp_dataset_read(const sp_dataset *d, int64_t i, int64_t row, int64_t m
     return k == *n ? SP_OK : sp_bad_token(s, r, k, tokens[k], vocab, by_file ? "file" : "model");
 }
 
-// ---- description
-// ---------------------------------------------------------------------------------
+// ---- description ------------------------------------------------------------------------------
 
 // The domain of that name, added if new; names -> position in info->domain.
 static sp_status domain_by_name(json_t *names, const char *name, sp_dataset_info *info,

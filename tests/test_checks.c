@@ -762,8 +762,8 @@ static void test_few_long_rows(void **state) {
     for (size_t i = 0; i < 2; i++)
         assert_int_equal(json_integer_value(json_object_get(json_array_get(each, i), "sequences")),
                          3 - (int)i);
-    sp_dataset_close(x.p.text.dataset);
-    free(x.p.text.name);
+    x.p.lengths = x.p.text_lengths = NULL; // the fixture's
+    sp_pass_close_text(&x.p);
     free(dir);
     close_pass(&x);
 }
@@ -791,8 +791,8 @@ static void test_text_of_two_sets(void **state) {
         assert_memory_equal(got, want, sizeof want);
     }
     assert_fails(sp_pass_text(&x.p, 2, 600, got), SP_BAD_INPUT, "no held-out row 2 of 600");
-    sp_dataset_close(x.p.text.dataset);
-    free(x.p.text.name);
+    x.p.lengths = x.p.text_lengths = NULL; // the fixture's
+    sp_pass_close_text(&x.p);
     free(one);
     free(two);
     close_pass(&x);

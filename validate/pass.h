@@ -17,9 +17,10 @@
 
 // Where held-out text comes from.
 typedef struct sp_text_source {
-    bool corpus;         // the synthetic corpus, standard held-out set (corpus.md 6)
-    sp_dataset *dataset; // else, with --data; NULL: no text, group Q is skipped
-    char *name;          // for the report
+    bool corpus;               // the synthetic corpus, standard held-out set (corpus.md 6)
+    sp_dataset *dataset;       // else, with --data; NULL: no text, group Q is skipped
+    struct sp_seen_rows *seen; // its row lengths, as far as they are known (text.c)
+    char *name;                // for the report
 } sp_text_source;
 
 // Work done and to do, in tokens weighted by length, for the time left.

@@ -10,22 +10,49 @@
 
 enum { TEXT_SEED = 5 }; // of the standard language-model rows (corpus.md 6)
 
-// Finds the `index`-th row of at least T tokens, the entries of the data in turn; *found false if
-// there are fewer.
-static sp_status find_row(const sp_dataset *d, int64_t index, int64_t T, int64_t *entry,
-                          int64_t *row, bool *found) {
-    *found = false;
-    bool more = true;
-    for (*row = 0; more; ++*row) {
+// Lengths of rows in the order in which find_rows meets them, as far as it has come: to ask for one
+// may cost opening a file, or unpacking it.
+struct sp_seen_rows {
+    int64_t *length, n, cap;
+};
+
+static sp_status length_of(const sp_text_source *text, int64_t at, int64_t entry, int64_t row,
+                           int64_t *length) {
+    struct sp_seen_rows *seen = text->seen;
+    if (at == seen->cap) {
+        int64_t cap = seen->cap ? 2 * seen->cap : 1024, *more;
+        SP_TRY(sp_alloc(&more, cap, sizeof *more, "row lengths"));
+        if (seen->n) memcpy(more, seen->length, (size_t)seen->n * sizeof *more);
+        free(seen->length);
+        seen->length = more;
+        seen->cap = cap;
+    }
+    if (at == seen->n) {
+        SP_TRY(sp_dataset_row_length(text->dataset, entry, row, &seen->length[at]));
+        seen->n++;
+    }
+    *length = seen->length[at];
+    return SP_OK;
+}
+
+// Looks for rows of at least T tokens, the entries of the data in turn, until `wanted` are found.
+// *n of them there are; the last is *row of *entry.
+static sp_status find_rows(const sp_text_source *text, int64_t T, int64_t wanted, int64_t *n,
+                           int64_t *entry, int64_t *row) {
+    const sp_dataset *d = text->dataset;
+    *n = 0;
+    bool more = wanted > 0;
+    for (int64_t r = 0, at = 0; more; r++) {
         more = false;
-        for (*entry = 0; *entry < sp_dataset_entries(d); ++*entry) {
-            if (*row >= sp_dataset_rows(d, *entry)) continue;
+        for (int64_t e = 0; e < sp_dataset_entries(d); e++) {
+            if (r >= sp_dataset_rows(d, e)) continue;
             more = true;
             int64_t length;
-            SP_TRY(sp_dataset_row_length(d, *entry, *row, &length));
-            if (length < T || index-- > 0) continue;
-            *found = true;
-            return SP_OK;
+            SP_TRY(length_of(text, at++, e, r, &length));
+            if (length < T) continue;
+            *entry = e;
+            *row = r;
+            if (++*n == wanted) return SP_OK;
         }
     }
     return SP_OK;
@@ -37,24 +64,18 @@ sp_status sp_pass_text(const sp_pass *p, int64_t index, int64_t T, int32_t *toke
         return sp_corpus_sequence(&a, (uint64_t)index, T, tokens);
     }
     int64_t entry, row, n;
-    bool found;
-    SP_TRY(find_row(p->text.dataset, index, T, &entry, &row, &found));
-    if (!found)
+    SP_TRY(find_rows(&p->text, T, index + 1, &n, &entry, &row));
+    if (n <= index)
         return sp_error(SP_BAD_INPUT, "%s has no held-out row %lld of %lld tokens", p->text.name,
                         (long long)index, (long long)T);
     return sp_dataset_read(p->text.dataset, entry, row, T, tokens, &n);
 }
 
 sp_status sp_pass_text_rows(const sp_pass *p, int64_t T, int64_t wanted, int64_t *n) {
+    int64_t entry, row;
     *n = p->text.corpus ? wanted : 0;
-    if (p->text.corpus || !p->text.dataset) return SP_OK;
-    bool found = true;
-    while (*n < wanted && found) {
-        int64_t entry, row;
-        SP_TRY(find_row(p->text.dataset, *n, T, &entry, &row, &found));
-        *n += found;
-    }
-    return SP_OK;
+    if (!p->text.dataset) return SP_OK;
+    return find_rows(&p->text, T, wanted, n, &entry, &row);
 }
 
 sp_status sp_pass_any_text(const sp_pass *p, int64_t T, int32_t *tokens) {
@@ -82,11 +103,14 @@ sp_status sp_pass_open_text(sp_pass *p) {
     if (!p->text.name) return sp_error(SP_ENVIRONMENT, "out of memory");
     // A run has opened the same rows before, and said what there is to say.
     sp_dataset_options o = {.vocab = p->desc->vocab, .quiet = p->args->after_training};
+    SP_TRY(sp_alloc(&p->text.seen, 1, sizeof *p->text.seen, "row lengths"));
     return sp_dataset_open(data, &o, &p->text.dataset);
 }
 
 void sp_pass_close_text(sp_pass *p) {
     sp_dataset_close(p->text.dataset);
+    if (p->text.seen) free(p->text.seen->length);
+    free(p->text.seen);
     free(p->text.name);
     free(p->lengths);
     free(p->text_lengths);
