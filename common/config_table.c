@@ -107,7 +107,7 @@ const sp_option sp_options[] = {
     WORD("transfer", "auto", "auto kernel wide resident bulk batch loop gather", CHANGES, transfer,
          "how blocks get from host memory to the GPU when serving; auto: the fastest, measured at "
          "start"),
-    INT("threads", "0", 0, 65536, "", CHANGES, threads,
+    INT("threads", "0", 0, 1024, "", CHANGES, threads,
         "CPU threads of each rank; 0: the cores divided by the ranks of the host"),
     BOOL("deterministic", FIXED, deterministic, "fixed order of every reduction"),
 

@@ -63,6 +63,10 @@ has out '"name": "rmsnorm"'
 has err '^rmsnorm '
 check 3 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json"
 
+# More threads than OpenBLAS has buffers for: it would end the process.
+check 2 "$sparda" bench rmsnorm --threads 1024 --blas openblas
+has err 'this OpenBLAS serves at most'
+
 check 0 "$sparda" bench prefill --help
 has out 'selectors LIST'
 check 2 "$sparda" bench prefill --selectors dense,foo

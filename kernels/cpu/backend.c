@@ -50,6 +50,8 @@ sp_status sp_cpu_open(const sp_backend_options *o, sp_backend **out) {
     // Libraries that make parallel regions of their own, outside ours, use no more than this.
     omp_set_num_threads(cpu->threads);
     SP_GO(sp_sgemm_choose(o->cpu_blas, cpu->threads, o->deterministic, &choice));
+    // Threads that share a core were each measured while they had it for themselves.
+    if (cpu->threads > usable_cores()) choice.gflops *= (double)usable_cores() / cpu->threads;
     cpu->vec = sp_vector_best();
     cpu->sgemm = choice.run;
     cpu->base = (struct sp_backend){.ops = &sp_cpu_operations,

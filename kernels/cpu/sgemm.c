@@ -54,6 +54,32 @@ static bool openblas_has_room(int threads) {
     return true;
 }
 
+// So many threads may call OpenBLAS at once: it has two buffers for each thread that it was built
+// for, then, with a warning, an auxiliary table of 512, and when that is full it ends the process.
+// Half of that table is left alone.
+static int openblas_callers(void) {
+    int threads = 0;
+    const char *built_for = strstr(openblas_get_config(), "MAX_THREADS=");
+    if (built_for) sscanf(built_for, "MAX_THREADS=%d", &threads);
+    return 2 * threads + 256;
+}
+
+// Whether `threads` may call OpenBLAS at once; else why not.
+static sp_status openblas_serves(int threads) {
+    int most = openblas_callers();
+    if (threads > most)
+        return sp_error(SP_BAD_INPUT,
+                        "threads is %d, and this OpenBLAS serves at most %d; lower it, or use "
+                        "cpu_blas onednn where that is built in",
+                        threads, most);
+    if (!openblas_has_room(threads))
+        return sp_error(SP_ENVIRONMENT,
+                        "out of memory for the buffers of OpenBLAS: %d threads of %lld MiB; raise "
+                        "the limit (ulimit -v) or lower 'threads'",
+                        threads, (long long)(openblas_buffer >> 20));
+    return SP_OK;
+}
+
 static int candidates(sp_sgemm_choice list[CANDIDATES]) {
     int n = 0;
 #if SPARDA_HAVE_ONEDNN
@@ -134,13 +160,11 @@ sp_status sp_sgemm_choose(const char *name, int threads, bool deterministic, sp_
     *out = (sp_sgemm_choice){0};
     for (int i = 0; i < n; i++) {
         if (!any && strcmp(list[i].name, name) != 0) continue;
-        if (list[i].run == run_openblas && !openblas_has_room(threads)) {
-            if (!any || !out->run)
-                return sp_error(SP_ENVIRONMENT,
-                                "out of memory for the buffers of OpenBLAS: %d threads of %lld "
-                                "MiB; raise the limit (ulimit -v) or lower 'threads'",
-                                threads, (long long)(openblas_buffer >> 20));
-            sp_warn("not enough memory for OpenBLAS, which is not used");
+        sp_status st = list[i].run == run_openblas ? openblas_serves(threads) : SP_OK;
+        if (st != SP_OK && !out->run) return st;
+        if (st != SP_OK) { // another library is there
+            sp_warn("OpenBLAS is not used: %s", sp_error_text());
+            sp_error_clear();
             continue;
         }
         if (!is_right(list[i].run)) {
