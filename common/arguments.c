@@ -16,7 +16,7 @@ static int64_t most_of(const sp_argument *a) {
 // The number that `s` begins with; *end is what follows it.
 static bool whole(const char *s, const sp_argument *a, int64_t *out, const char **end) {
     char *stop;
-    if (strchr(" \t\n", *s)) return false; // strtoll would pass over them
+    if (!strchr("-0123456789", *s)) return false; // strtoll passes over blanks, and takes "+"
     errno = 0;
     long long v = strtoll(s, &stop, 10);
     *end = stop;
@@ -86,11 +86,11 @@ static void take(const sp_argument *a, const char *value, sp_problems *p) {
     } else if (a->seed) {
         errno = 0;
         *a->seed = strtoull(value, &stop, 10);
-        if (errno || *stop || strchr("-+ \t\n", *value)) // strtoull negates
+        if (errno || *stop || !strchr("0123456789", *value)) // strtoull negates
             sp_problems_add(p, "%s: a whole number from 0 is expected, not '%s'", a->name, value);
     } else {
         double x = strtod(value, &stop);
-        if (stop == value || *stop || !isfinite(x) || strchr(" \t\n", *value))
+        if (stop == value || *stop || !isfinite(x) || !strchr("-.0123456789", *value))
             sp_problems_add(p, "%s: a number is expected, not '%s'", a->name, value);
         else
             *a->real = x;
@@ -118,7 +118,9 @@ void sp_arguments_read(int argc, char **argv, const sp_argument *table, sp_words
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
         if (word[0] != '-' || !word[1]) {
-            if (rest && rest->n < rest->most)
+            if (!word[0])
+                sp_problems_add(p, "an argument is empty");
+            else if (rest && rest->n < rest->most)
                 rest->at[rest->n++] = word;
             else if (!skip)
                 sp_problems_add(p, "unexpected argument '%s'", word);

@@ -2,8 +2,11 @@
 #include "common/contents.h"
 #include "common/util.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 // jansson stops right behind the closing quote of a repeated key but does not tell the key when it
 // is long. Finds the quoted text that ends at `end`, or NULL.
@@ -76,6 +79,24 @@ const char *sp_json_kind(const json_t *v) {
         return "null";
     }
     return "something else";
+}
+
+sp_status sp_json_check_place(const char *path) {
+    if (!path || strcmp(path, "-") == 0) return SP_OK;
+    struct stat s;
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
+        return sp_error(SP_BAD_INPUT, "%s is a folder; name a file", path);
+    char *dir = sp_path_dir(path);
+    sp_status st = SP_OK;
+    if (!dir)
+        st = sp_error(SP_ENVIRONMENT, "out of memory");
+    else if (stat(dir, &s) != 0 || !S_ISDIR(s.st_mode))
+        st = sp_error(SP_BAD_INPUT, "%s cannot be written: %s is no folder; make it first", path,
+                      dir);
+    else if (access(dir, W_OK | X_OK) != 0)
+        st = sp_error(SP_ENVIRONMENT, "cannot write in the folder %s: %s", dir, strerror(errno));
+    free(dir);
+    return st;
 }
 
 sp_status sp_json_write(const char *path, const json_t *v) {

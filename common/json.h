@@ -17,6 +17,8 @@ sp_status sp_json_load(const char *path, int64_t max_bytes, json_t **out);
 
 // Writes a document, indented, as a complete file, or to standard output if the path is "-".
 sp_status sp_json_write(const char *path, const json_t *v);
+// Before hours of measuring: whether sp_json_write has a place to write to. NULL: nothing to write.
+sp_status sp_json_check_place(const char *path);
 
 // "an object", "a list", "text", "a whole number", ...: for "expected X, found Y".
 const char *sp_json_kind(const json_t *v);

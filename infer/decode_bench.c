@@ -59,7 +59,8 @@ static sp_status parse(int argc, char **argv, arguments *a) {
         sp_problems_add(&p, "--transfer: '%s' is not known; --help lists them", transfer);
     if (a->miss < 0 || a->miss > 1) sp_problems_add(&p, "--miss: a share from 0 to 1 is expected");
     if (a->home_gib < 0) sp_problems_add(&p, "--home-gib: a size from 0 is expected");
-    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench decode (see --help)");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench decode (see --help)"));
+    return sp_json_check_place(a->json);
 }
 
 // ---- measuring ----------------------------------------------------------------------------------

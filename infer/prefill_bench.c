@@ -68,7 +68,8 @@ static sp_status parse(int argc, char **argv, prefill_bench *b, sp_backend_optio
     };
     sp_arguments_read(argc - 1, argv + 1, options, NULL, &p);
     o->threads = (int)threads;
-    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench prefill (see --help)");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench prefill (see --help)"));
+    return sp_json_check_place(b->json);
 }
 
 // ---- a sink that keeps nothing ------------------------------------------------------------------

@@ -51,7 +51,8 @@ static sp_status parse(int argc, char **argv, arguments *a) {
     sp_arguments_read(argc - 1, argv + 1, options, NULL, &p);
     for (int i = 0; i < names.n; i++) a->kind[kind[i]] = chosen[i];
     if (a->pool_gib <= 0) sp_problems_add(&p, "--pool-gib: a size above 0 is expected");
-    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench transfer (see --help)");
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench transfer (see --help)"));
+    return sp_json_check_place(a->json);
 }
 
 // ---- measuring ----------------------------------------------------------------------------------

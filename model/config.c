@@ -5,6 +5,7 @@
 #include "model/private.h"
 
 #include "common/json.h"
+#include "common/log.h"
 #include "common/util.h"
 
 #include <math.h>
@@ -494,6 +495,10 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_recipe *r)
         *field[i].from = v ? SP_FROM_MODEL : SP_FROM_RECIPE;
         if (v) {
             ok = take_int(&f, field[i].key, v, field[i].least, MAX_SIZE, field[i].value) && ok;
+            if (ok && fill[i] && *fill[i] != *field[i].value)
+                sp_warn("sparse_config.%s is %lld in the base's config.json; the run "
+                        "configuration's %lld has no effect",
+                        field[i].key, (long long)*field[i].value, (long long)*fill[i]);
         } else if (fill[i]) {
             *field[i].value = *fill[i];
             ok = in_range(&recipe, field[i].key, *fill[i], field[i].least, MAX_SIZE) && ok;
@@ -510,7 +515,7 @@ static void read_sparse(const fields *top, sp_model_desc *d, const sp_recipe *r)
                         f.where, f.object ? "incomplete" : "absent", lacking.data);
     }
     sp_text_free(&lacking);
-    if (ok) check_sparse_values(&f, &d->sparse);
+    if (ok) check_sparse_values(f.object ? &f : &recipe, &d->sparse);
 }
 
 // -------------------------------------------------------------------------------------------------

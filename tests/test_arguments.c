@@ -101,6 +101,8 @@ static void faults_are_named(void **state) {
         {{"--number", "10"}, "not '10'"},
         {{"--number", "3x"}, "not '3x'"},
         {{"--number", " 3"}, "not ' 3'"},
+        {{"--number", "\r3"}, "not '\r3'"},
+        {{"--number", "+3"}, "not '+3'"},
         {{"--number", "99999999999999999999"}, "not '99999999999999999999'"},
         {{"--seed", "-1"}, "--seed: a whole number from 0 is expected, not '-1'"},
         {{"--seed", "18446744073709551616"}, "not '18446744073709551616'"},
@@ -111,7 +113,9 @@ static void faults_are_named(void **state) {
         {{"--list", "4,0"}, "whole numbers from 1 to"},
         {{"--names", "pt,onnx"}, "--names: 'onnx' is none of pt, safetensors"},
         {{"--names", "pt,"}, "--names: '' is none of"},
+        {{"--seed", "+1"}, "not '+1'"},
         {{"a", "b", "c"}, "unexpected argument 'c'"},
+        {{"a", ""}, "an argument is empty"},
     };
     values v;
     char said[1024];

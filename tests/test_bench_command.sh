@@ -61,7 +61,10 @@ grep -q '"sum_bytes": 786432' "$work/scaling.json" || complain 'six matrices of 
 check 0 "$sparda" bench rmsnorm --threads 1 --json -
 has out '"name": "rmsnorm"'
 has err '^rmsnorm '
-check 3 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json"
+check 2 "$sparda" bench rmsnorm --threads 1 --json "$work/none/x.json" # before it measures
+has err 'none is no folder; make it first'
+lacks err 'backend'
+check 2 "$sparda" bench rmsnorm --threads 1 --json "$work"
 
 # More threads than OpenBLAS has buffers for: it would end the process.
 check 2 "$sparda" bench rmsnorm --threads 1024 --blas openblas

@@ -205,6 +205,10 @@ kl() {
 [ -n "$(kl only)" ] || complain 'no kl'
 [ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
 
+# ---- what config.json states, the configuration does not change
+check 0 train stated --set sparse_config.topk=5 --dry-run
+has err "sparse_config.topk is [0-9]* in the base's config.json; the run configuration's 5 has no effect"
+
 # ---- little memory ------------------------------------------------------------------------------
 # OpenBLAS would ask for its buffers for ever. (Under AddressSanitizer nothing starts so.)
 little() { (ulimit -v 300000 && exec timeout 60 "$@"); }

@@ -42,6 +42,9 @@ run 0 'Exit status' --help
 run 2 '--report DIR' --base "$base" --forecast "$forecast"
 run 2 "unknown option '--fast'" --base "$base" --forecast "$forecast" --report "$dir/r" --fast
 run 2 'needs a value' --base
+run 2 'data has no effect here; held-out rows: --data PATH' --base "$base" --forecast "$forecast" \
+    --report "$dir/r" --set "data=[$dir]" --set steps=3
+grep -q 'steps has no effect' "$dir/err" || fail "only the first option without effect is named"
 run 2 'no_such_key' --base "$base" --forecast "$forecast" --report "$dir/r" --set no_such_key=1
 run 2 "$dir/none" --base "$dir/none" --forecast "$forecast" --report "$dir/r" $quick
 run 2 'does not exist' --base "$base" --forecast "$dir/none" --report "$dir/r" $quick

@@ -105,7 +105,8 @@ static sp_status parse(int argc, char **argv, bench_args *a) {
     a->backend.portable_kernels = strcmp(cuda_kernels, "portable") == 0;
     if (!a->backend.portable_kernels && strcmp(cuda_kernels, "auto") != 0)
         sp_problems_add(&p, "--cuda-kernels: auto or portable is expected, not '%s'", cuda_kernels);
-    return sp_problems_end(&p, SP_BAD_INPUT, "sparda bench %s (see --help)", a->what);
+    SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench %s (see --help)", a->what));
+    return sp_json_check_place(a->json);
 }
 
 // ---- train-step ---------------------------------------------------------------------------------

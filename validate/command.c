@@ -1,10 +1,12 @@
 // `sparda validate`: its arguments.
 #include "common/arguments.h"
+#include "common/config_table.h"
 #include "common/util.h"
 #include "validate/validate.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void print_help(void) {
     fputs(
@@ -26,10 +28,40 @@ static void print_help(void) {
         "  --set key=value         configuration, e.g. validate.samples=128,\n"
         "                          validate.lengths='[1024, 2048]', validate.lm_rows=32,\n"
         "                          validate.positions=65536, seed=1,\n"
-        "                          backend=cpu, sparse_config.topk=64\n\n"
+        "                          backend=cpu; sparse_config.* where config.json lacks it\n\n"
         "Exit status: 0 passed, perhaps with warnings; 1 a check failed (see the report); 2 wrong\n"
         "input and 3 failed environment, both without a report.\n",
         stdout);
+}
+
+// Options of training, which a validation does not read, are refused: `--set data=` is not --data.
+static void refuse_others(const sp_config *c, sp_problems *p) {
+    static const char *const read[] = {"seed",
+                                       "training_kernel_size",
+                                       "training_kernel_stride",
+                                       "rope_tables",
+                                       "backend",
+                                       "cpu_blas",
+                                       "cuda_kernels",
+                                       "transfer",
+                                       "threads",
+                                       "deterministic",
+                                       "sparse_config.",
+                                       "validate."};
+    for (int i = 0; i < sp_option_count; i++) {
+        const char *key = sp_options[i].key;
+        bool is_read = !c->source[i];
+        for (size_t k = 0; k < sizeof read / sizeof *read && !is_read; k++) {
+            size_t n = strlen(read[k]);
+            is_read = strncmp(key, read[k], n) == 0 && (key[n] == 0 || read[k][n - 1] == '.');
+        }
+        if (is_read) continue;
+        bool data = strcmp(key, "data") == 0 || strcmp(key, "eval_data") == 0;
+        sp_problems_add(p, "--set %s has no effect here%s", key,
+                        data                       ? "; held-out rows: --data PATH"
+                        : strcmp(key, "base") == 0 ? "; the base model: --base DIR"
+                                                   : "");
+    }
 }
 
 sp_status sp_validate_command(int argc, char **argv) {
@@ -58,6 +90,10 @@ sp_status sp_validate_command(int argc, char **argv) {
     if (!a.report) sp_problems_add(&p, "--report DIR, where the report goes, is missing");
     sp_status st = sp_problems_end(&p, SP_BAD_INPUT, "sparda validate (see --help)");
     if (st == SP_OK) st = sp_config_load(NULL, sets.at, sets.n, &config);
+    if (st == SP_OK) {
+        refuse_others(config, &p);
+        st = sp_problems_end(&p, SP_BAD_INPUT, "sparda validate (see --help)");
+    }
     a.config = config;
     rows.path = (char *)data_path;
     if (data_path) a.data = &data;
