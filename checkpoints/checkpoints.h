@@ -91,12 +91,15 @@ typedef struct sp_export_args {
     const char *merge_base; // NULL: no merge
     const char *base;       // NULL: merge_base, else the folder named in the checkpoint
     bool no_parity;         // leave parity.safetensors out; the base model is then not needed
-    bool force;             // out_dir may hold files; those of an earlier export are replaced
+    bool force;             // out_dir may hold files; those of an earlier export of the same layout
+                            // (merged or not) are replaced
     bool validate;          // run sp_validate on the result; its status is returned
 } sp_export_args;
 // From a checkpoint file or a run folder (its newest). A pure function of the checkpoint and, for
 // parity vectors, of the base model named in it.
 sp_status sp_export(const char *checkpoint, const sp_export_args *a);
+// What sp_export would refuse about out_dir, for whoever is about to train for it; changes nothing.
+sp_status sp_export_check_destination(const sp_export_args *a);
 
 // .pt writing and reading (formats.md 3)
 sp_status sp_pt_write(const char *path, const sp_forecast *f, int64_t step, json_t *sparse_config,
