@@ -142,6 +142,32 @@ step-0000001.h5" ] || complain 'new checkpoints'
 check 0 train r --force --set steps=1
 [ -s "$work/r/old-2/checkpoints/step-0000001.h5" ] || complain 'old-2'
 
+# What the new run reads is not moved away from under it, also behind a link; init_from has been read
+# by then.
+cp -r "$work/corpus" "$work/r/export"
+cp -r "$base" "$work/r/log/base"
+ln -s "$work/r/export" "$work/link"
+find "$work/r" | sort >"$work/before"
+for dry in --dry-run ''; do
+    check 2 train r $dry --force --set steps=1 --set "data=[$work/short, $work/link]" \
+        --set "base=$work/r/log/base" --set "eval_data=[$work/r/export]"
+    has err "base: $work/r/log/base"
+    has err "data: $work/link"
+    has err "eval_data: $work/r/export"
+    lacks err "$work/short"
+    has err 'choose another --out'
+done
+find "$work/r" | sort | cmp - "$work/before" >"$work/out" || complain 'a refused run moved something'
+mv "$work/r/export" "$work/r/mine"
+check 0 train r --force --set steps=1 --set "data=[$work/r/mine]" \
+    --set "init_from=$work/r/checkpoints/step-0000001.h5"
+[ -d "$work/r/mine" ] || complain 'what is not a part of a run was moved'
+[ -d "$work/r/old-3/log/base" ] || complain 'old-3'
+mkdir -p "$work/failed-again/export"
+echo '{"status": "failed", "step": 0}' >"$work/failed-again/run.json"
+check 2 train failed-again --set steps=1 --set "data=[$work/failed-again/export]"
+has err "data: $work/failed-again/export"
+
 # --resume=auto starts anew where nothing is.
 check 0 train auto --resume=auto --set steps=2
 [ "$(lines auto)" = 2 ] || complain 'auto'

@@ -191,6 +191,38 @@ static const char *const parts[] = {
     "config.resolved.yaml", "run.json", "metrics.jsonl", "log", "tb", "checkpoints", "export"};
 enum { N_PARTS = sizeof parts / sizeof parts[0] };
 
+// One of the folders on the way, or its end, is `entry`.
+static bool leads_through(const char *path, const struct stat *entry) {
+    char *at = sp_strdup(path);
+    bool found = false;
+    for (char *end = at; end && *end && !found;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        char keep = *end;
+        struct stat s;
+        *end = 0;
+        found = lstat(at, &s) == 0 && s.st_dev == entry->st_dev && s.st_ino == entry->st_ino;
+        *end = keep;
+    }
+    free(at);
+    return found;
+}
+
+bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path) {
+    if (start != SP_START_FORCE && !f->failed_start) return false;
+    char *real = realpath(path, NULL);
+    bool moves = false;
+    for (int i = 0; i < N_PARTS && !moves; i++) {
+        char *part = sp_run_path(f, parts[i]);
+        struct stat s;
+        moves = part && lstat(part, &s) == 0 &&
+                (leads_through(path, &s) || (real && leads_through(real, &s)));
+        free(part);
+    }
+    free(real);
+    return moves;
+}
+
 static sp_status move_aside(const sp_run_folder *f) {
     char *to = NULL;
     sp_status st = SP_OK;

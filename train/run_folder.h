@@ -29,6 +29,8 @@ typedef struct sp_run_folder {
 // Refuses what `start` does not allow (SP_BAD_INPUT), takes the lock and finds the checkpoint to
 // resume from. Writes nothing but the lock. `look_only` (a dry run) does not even do that.
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out);
+// Whether `path` leads through something that sp_run_folder_prepare moves aside.
+bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path);
 // Moves an earlier run aside if forced or if it never made a step, removes temporary files of a
 // killed run, makes sub-folders.
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start);

@@ -52,6 +52,27 @@ static char *default_folder(const sp_config *c) {
     return sp_format("runs/%s-%s", c->name, stamp);
 }
 
+static void check_stays(const sp_trainer *t, const char *key, const char *path, sp_problems *p) {
+    if (sp_run_folder_moves(&t->folder, t->args->start, path))
+        sp_problems_add(p, "%s: %s", key, path);
+}
+
+// What the run goes on reading may not be moved aside with the earlier run. (init_from may: it has
+// been read by then.)
+static sp_status check_inputs_stay(const sp_trainer *t) {
+    const sp_config *c = t->config;
+    sp_problems p = {0};
+    check_stays(t, "base", c->base, &p);
+    for (int64_t i = 0; i < c->data.n; i++) check_stays(t, "data", c->data.entry[i].path, &p);
+    for (int64_t i = 0; i < c->eval_data.n; i++)
+        check_stays(t, "eval_data", c->eval_data.entry[i].path, &p);
+    return sp_problems_end(
+        &p, SP_BAD_INPUT,
+        "this run needs what lies in the earlier run of %s, which would be moved "
+        "to old-N/ there; choose another --out",
+        t->folder.dir);
+}
+
 static sp_status open_folder(sp_trainer *t) {
     sp_status st = SP_OK;
     if (t->ranks->rank == 0) {
@@ -59,6 +80,7 @@ static sp_status open_folder(sp_trainer *t) {
         st = chosen ? sp_run_folder_open(chosen, t->args->start, t->args->dry_run, &t->folder)
                     : sp_error(SP_ENVIRONMENT, "out of memory");
         free(chosen);
+        if (st == SP_OK) st = check_inputs_stay(t);
     }
     SP_TRY(sp_ranks_agree(st));
     // Every rank writes its log there.
