@@ -72,6 +72,25 @@ has err 'dry run'
 has err 'lr: 0.002'
 [ ! -e "$work/r" ] || complain 'a dry run left a folder'
 
+# A destination that the run would refuse, the dry run refuses likewise.
+for dry in --dry-run ''; do
+    check 2 "$sparda" train "$work/c.yaml" $dry --out "$work/c.yaml/x"
+    has err 'c.yaml exists and is not a folder'
+    check 2 "$sparda" train "$work/c.yaml" $dry --out "$work/c.yaml"
+    has err 'c.yaml exists and is not a folder'
+    if [ "$(id -u)" = 0 ]; then
+        check 2 "$sparda" train "$work/c.yaml" $dry --out /proc/x/y
+        has err 'cannot create the folder /proc/x/y: .*another --out'
+    else # root may write anywhere else
+        mkdir -p "$work/locked"
+        chmod 555 "$work/locked"
+        check 3 "$sparda" train "$work/c.yaml" $dry --out "$work/locked/x"
+        has err "cannot write in the folder $work/locked"
+        check 3 "$sparda" train "$work/c.yaml" $dry --out "$work/locked"
+        has err "cannot write in the folder $work/locked"
+    fi
+done
+
 # A run that failed before its first step is moved aside; one that got further is not touched.
 mkdir "$work/failed"
 echo '{"status": "failed", "step": 0}' >"$work/failed/run.json"

@@ -26,8 +26,9 @@ typedef struct sp_run_folder {
     json_t *info;      // run.json
 } sp_run_folder;
 
-// Refuses what `start` does not allow (SP_BAD_INPUT), takes the lock and finds the checkpoint to
-// resume from. Writes nothing but the lock. `look_only` (a dry run) does not even do that.
+// Refuses what `start` does not allow (SP_BAD_INPUT) and a folder that cannot be made or written
+// in, takes the lock and finds the checkpoint to resume from. Writes nothing but the lock.
+// `look_only` (a dry run) does not even do that.
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out);
 // Whether `path` leads through something that sp_run_folder_prepare moves aside.
 bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path);
