@@ -58,6 +58,10 @@ sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t 
                                 const char *written, const char *resumed);
 // <run_dir>/checkpoints/step-0000100.h5; caller frees. NULL if out of memory.
 char *sp_checkpoint_path(const char *run_dir, int64_t step);
+// Adds to `p` what is no file and stands under a name that saving needs: `latest`, and those of the
+// steps `first` to `last`, at each of which a run may be stopped.
+sp_status sp_check_checkpoint_names(const char *run_dir, int64_t first, int64_t last,
+                                    sp_problems *p);
 // The pointer file <run_dir>/checkpoints/latest, one line with a file name. It moves last, after
 // the checkpoint is complete. Read: `path` is NULL if there is no pointer file.
 sp_status sp_latest_write(const char *run_dir, const char *checkpoint);

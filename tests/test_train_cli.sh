@@ -187,6 +187,49 @@ echo '{"status": "failed", "step": 0}' >"$work/failed-again/run.json"
 check 2 train failed-again --set steps=1 --set "data=[$work/failed-again/export]"
 has err "data: $work/failed-again/export"
 
+# ---- names that are taken ---------------------------------------------------------------------------
+# What would fail the last save, or the export after it, is refused at the start; other stray names are not.
+check 0 train taken --set steps=2
+mkdir "$work/taken/checkpoints/step-0000001.h5" "$work/taken/checkpoints/step-0000009.h5"
+check 0 train taken --resume --set steps=4
+mkdir "$work/taken/checkpoints/step-0000005.h5" "$work/taken/checkpoints/step-0000006.h5"
+: >"$work/taken/export"
+for dry in --dry-run ''; do
+    check 2 train taken $dry --resume --set steps=6 --set 'after_training=[export]'
+    has err 'taken holds what is in the way of this run; move it elsewhere'
+    has err 'checkpoints/step-0000006.h5 is a folder, and checkpoints are saved'
+    has err 'step-0000005.h5 is a folder, and' # saved, should the run be stopped there
+    has err 'after_training: .*taken/export exists and is not a folder'
+    lacks err 'step-000000[19].h5 is a folder, and'
+done
+rmdir "$work/taken/checkpoints/step-0000005.h5" "$work/taken/checkpoints/step-0000006.h5"
+rm "$work/taken/export" "$work/taken/checkpoints/latest"
+mkdir "$work/taken/checkpoints/latest"
+mv "$work/taken/metrics.jsonl" "$work/metrics.jsonl"
+mkdir "$work/taken/metrics.jsonl"
+for dry in --dry-run ''; do
+    check 2 train taken $dry --resume --set steps=6
+    has err 'checkpoints/latest is a folder'
+    has err 'taken/metrics.jsonl is a folder'
+done
+rmdir "$work/taken/metrics.jsonl"
+check 0 train taken --force --set steps=1 # moves all of it aside
+mkdir -p "$work/fresh/checkpoints/step-0000000.h5"
+check 2 train fresh --resume=auto --set steps=1
+has err 'step-0000000.h5 is a folder, and' # saved by a signal before the first step
+# Taken while the run goes on: the message names the checkpoint that is there.
+start late --set steps=100000 --set save_every_steps=100000
+await late 2
+mkdir "$work/late/checkpoints/latest"
+kill -TERM "$pid"
+ended 3 'a save without its pointer'
+cp "$work/late.err" "$work/err"
+has err "is done and saved in $work/late/checkpoints/step-00.*.h5, but the save is not complete.*latest"
+rmdir "$work/late/checkpoints/latest"
+saved=$(basename "$work/late/checkpoints"/step-*.h5)
+check 0 train late --resume --set steps=100000 --dry-run
+has err "$saved"
+
 # --resume=auto starts anew where nothing is.
 check 0 train auto --resume=auto --set steps=2
 [ "$(lines auto)" = 2 ] || complain 'auto'

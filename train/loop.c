@@ -289,7 +289,10 @@ static sp_status save_last(sp_trainer *t) {
     if (t->ranks->rank == 0 && t->saved_step != t->at.step) {
         st = sp_trainer_save(t);
         if (st != SP_OK)
-            sp_error_prefix("step %lld is done but could not be saved; the newest checkpoint is %s",
+            sp_error_prefix(t->newest_step == t->at.step
+                                ? "step %lld is done and saved in %s, but the save is not complete"
+                                : "step %lld is done but could not be saved; the newest checkpoint "
+                                  "is %s",
                             (long long)t->at.step, t->newest ? t->newest : "none");
     } else if (t->ranks->rank == 0 && t->resumed) {
         // The run was killed right after its last file: what belongs to that save is made up for.
@@ -321,8 +324,8 @@ sp_status sp_trainer_loop(sp_trainer *t) {
         if (root) report(t, &m, pace * (double)(c->steps - t->at.step));
         SP_TRY(sp_ranks_agree(root ? too_many_nonfinite(t) : SP_OK));
         if (root && save_is_due(t) && !stop && sp_trainer_save(t) != SP_OK)
-            sp_warn("step %lld could not be saved, the run goes on: %s", (long long)t->at.step,
-                    sp_error_text());
+            sp_warn("step %lld could not be saved%s, the run goes on: %s", (long long)t->at.step,
+                    t->newest_step == t->at.step ? " completely" : "", sp_error_text());
     }
     sp_ranks_step(0);
     SP_TRY(save_last(t));

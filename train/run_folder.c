@@ -212,7 +212,7 @@ sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp
 
 static const char *const parts[] = {
     "config.resolved.yaml", "run.json", "metrics.jsonl", "log", "tb", "checkpoints", "export"};
-enum { N_PARTS = sizeof parts / sizeof parts[0] };
+enum { N_PARTS = sizeof parts / sizeof parts[0], N_FILES = 3 }; // the files come first
 
 // One of the folders on the way, or its end, is `entry`.
 static bool leads_through(const char *path, const struct stat *entry) {
@@ -231,8 +231,12 @@ static bool leads_through(const char *path, const struct stat *entry) {
     return found;
 }
 
+static bool moves_aside(const sp_run_folder *f, sp_start start) {
+    return start == SP_START_FORCE || f->failed_start;
+}
+
 bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path) {
-    if (start != SP_START_FORCE && !f->failed_start) return false;
+    if (!moves_aside(f, start)) return false;
     char *real = realpath(path, NULL);
     bool moves = false;
     for (int i = 0; i < N_PARTS && !moves; i++) {
@@ -244,6 +248,20 @@ bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *pat
     }
     free(real);
     return moves;
+}
+
+sp_status sp_run_folder_obstacles(const sp_run_folder *f, sp_start start, int64_t first,
+                                  int64_t last, sp_problems *p) {
+    if (moves_aside(f, start)) return SP_OK;
+    for (int i = 0; i < N_PARTS; i++) {
+        char *path = sp_run_path(f, parts[i]);
+        struct stat s;
+        if (path && lstat(path, &s) == 0 &&
+            (i < N_FILES ? S_ISDIR(s.st_mode) : !sp_path_is_dir(path)))
+            sp_problems_add(p, "%s is %s folder", path, i < N_FILES ? "a" : "no");
+        free(path);
+    }
+    return sp_check_checkpoint_names(f->dir, first, last, p);
 }
 
 static sp_status move_aside(const sp_run_folder *f) {
@@ -294,7 +312,7 @@ static void remove_temporaries(const char *dir, const char *prefix) {
 
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start) {
     f->written = true;
-    if (start == SP_START_FORCE || f->failed_start) SP_TRY(move_aside(f));
+    if (moves_aside(f, start)) SP_TRY(move_aside(f));
     char *checkpoints = sp_run_path(f, "checkpoints"), *tb = sp_run_path(f, "tb");
     sp_status st = checkpoints && tb ? SP_OK : no_memory();
     if (st == SP_OK) st = sp_mkdirs(checkpoints);

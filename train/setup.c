@@ -173,6 +173,28 @@ static sp_status foresee_validation(const sp_trainer *t) {
     return st;
 }
 
+// What would make the last save, or the export after it, fail for want of a name.
+static sp_status check_obstacles(const sp_trainer *t) {
+    if (t->ranks->rank != 0 || t->was_finished) return SP_OK;
+    sp_problems p = {0};
+    sp_status st = sp_run_folder_obstacles(&t->folder, t->args->start,
+                                           t->resumed ? t->at.step + 1 : 0, t->config->steps, &p);
+    char *dir = sp_run_path(&t->folder, "export");
+    bool moved = dir && sp_run_folder_moves(&t->folder, t->args->start, dir);
+    sp_export_args e = {.out_dir = dir, .force = true};
+    if (st == SP_OK && dir && !moved && (t->config->after_training & SP_AFTER_EXPORT) &&
+        sp_export_check_destination(&e) != SP_OK)
+        sp_problems_add(&p, "after_training: %s", sp_error_text());
+    free(dir);
+    if (st == SP_OK)
+        return sp_problems_end(&p, SP_BAD_INPUT,
+                               "%s holds what is in the way of this run; move it elsewhere, or "
+                               "choose another --out",
+                               t->folder.dir);
+    free(p.text);
+    return st;
+}
+
 // ---- backend and memory -------------------------------------------------------------------------
 
 int64_t sp_base_parameters(const sp_model_desc *d) {
@@ -254,7 +276,8 @@ static sp_status plan_locally(sp_trainer *t) {
 }
 
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
-    *t = (sp_trainer){.args = args, .began = sp_now(), .saved_step = -1, .folder.lock = -1};
+    *t = (sp_trainer){
+        .args = args, .began = sp_now(), .saved_step = -1, .newest_step = -1, .folder.lock = -1};
     SP_TRY(sp_ranks_open(&t->ranks));
     SP_TRY(sp_signals_catch());
     SP_TRY(compare_programs());
@@ -268,6 +291,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(sp_ranks_same("the base model's config.json", t->desc->config_sha256));
     SP_TRY(sp_ranks_same("the training data", t->data_identity));
     if (t->resumed) SP_TRY(sp_trainer_load(t));
+    SP_TRY(sp_ranks_agree(check_obstacles(t)));
     SP_TRY(sp_ranks_agree(sp_trainer_import(t)));
     SP_TRY(open_backend(t));
     SP_TRY(sp_ranks_agree(check_shapes(t)));
@@ -412,6 +436,7 @@ sp_status sp_trainer_start(sp_trainer *t) {
     SP_TRY(sp_ranks_agree(open_outputs(t)));
     SP_TRY(sp_ranks_broadcast(&t->at, sizeof t->at));
     if (t->ranks->rank == 0) t->newest = sp_strdup(t->folder.checkpoint);
+    t->newest_step = t->saved_step;
     return SP_OK;
 }
 

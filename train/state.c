@@ -194,12 +194,13 @@ sp_status sp_trainer_save(sp_trainer *t) {
     sp_status st = path ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     if (st == SP_OK) st = sp_metrics_sync(t->metrics); // resume continues these lines
     if (st == SP_OK) st = write_state(t, path);
-    if (st == SP_OK) st = sp_trainer_conclude_save(t, path);
-    if (st == SP_OK) {
-        t->saved_step = t->at.step;
+    if (st == SP_OK) { // a resume finds it, whatever becomes of the pointer to it
         free(t->newest);
         t->newest = sp_strdup(path);
+        t->newest_step = t->at.step;
+        st = sp_trainer_conclude_save(t, path);
     }
+    if (st == SP_OK) t->saved_step = t->at.step;
     free(path);
     return st;
 }
