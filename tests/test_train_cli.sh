@@ -258,6 +258,35 @@ has err 'passed with warnings'
 has err 'warning Q1: not measured on .*/corpus: its longest row has 160 tokens, 256 are needed'
 grep -q '"status": "pass_with_warnings"' "$work/q/export/validation_report.json" || complain 'status'
 
+# ---- after_training of a finished run ----------------------------------------------------------------
+# What is asked for later and is not done is done, once; more steps make an export that is none of theirs.
+recorded() { sed -n 's/^  "\(export\|validation\)": .*/\1/p' "$work/after/run.json" | sort | tr '\n' ' '; }
+check 0 train after --set steps=2
+check 0 train after --resume --set steps=2
+has err 'nothing to do'
+check 0 train after --resume --set steps=2 --set 'after_training=[export]'
+has err 'exported step 2'
+lacks err 'nothing to do'
+[ "$(lines after)" = 2 ] || complain 'steps of a run that was only exported'
+[ "$(status_of after)$(recorded)" = 'finishedexport ' ] || complain "$(cat "$work/after/run.json")"
+check 0 train after --resume --set steps=2 --set 'after_training=[export]'
+has err 'nothing to do'
+set -- --set "eval_data=[$work/corpus]" --set validate.samples=2 --set 'validate.lengths=[256]'
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+lacks err 'exported step'
+has err 'passed with warnings'
+[ "$(recorded)" = 'export validation ' ] || complain "recorded: $(recorded)"
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+has err 'nothing to do'
+rm -r "$work/after/export"
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+has err 'exported step 2'
+has err 'passed with warnings'
+check 0 train after --resume --set steps=3
+[ "$(recorded)" = '' ] || complain "of step 2: $(recorded)"
+check 0 train after --resume --set steps=3 --set 'after_training=[export]'
+has err 'exported step 3'
+
 # ---- two runs, one folder -------------------------------------------------------------------------
 start lock --set steps=100000 --set save_every_steps=2
 await lock 3

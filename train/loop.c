@@ -338,6 +338,7 @@ sp_status sp_trainer_loop(sp_trainer *t) {
 static sp_status export_run(sp_trainer *t, const char *dir) {
     sp_export_args e = {
         .out_dir = dir, .safetensors = true, .pt = true, .base = t->config->base, .force = true};
+    json_object_del(t->folder.info, "validation"); // of the export before
     SP_TRY(sp_export(t->newest, &e));
     sp_run_set(&t->folder, "export", json_string("export"));
     return SP_OK;
@@ -363,7 +364,7 @@ static sp_status validate_run(sp_trainer *t, const char *dir) {
 
 // after_training. A signal is looked at between the two; what it leaves out, a resume does.
 static sp_status export_and_validate(sp_trainer *t) {
-    unsigned what = t->config->after_training;
+    unsigned what = t->after;
     char *dir = sp_run_path(&t->folder, "export");
     sp_status st = dir ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     if (st == SP_OK && (what & SP_AFTER_EXPORT)) st = export_run(t, dir);

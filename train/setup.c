@@ -182,7 +182,7 @@ static sp_status check_obstacles(const sp_trainer *t) {
     char *dir = sp_run_path(&t->folder, "export");
     bool moved = dir && sp_run_folder_moves(&t->folder, t->args->start, dir);
     sp_export_args e = {.out_dir = dir, .force = true};
-    if (st == SP_OK && dir && !moved && (t->config->after_training & SP_AFTER_EXPORT) &&
+    if (st == SP_OK && dir && !moved && (t->after & SP_AFTER_EXPORT) &&
         sp_export_check_destination(&e) != SP_OK)
         sp_problems_add(&p, "after_training: %s", sp_error_text());
     free(dir);
@@ -285,6 +285,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(sp_ranks_sum_doubles(&hosts, 1));
     t->hosts = (int64_t)hosts;
     SP_TRY(load_config(t));
+    t->after = t->config->after_training;
     SP_TRY(open_folder(t));
     SP_TRY(sp_ranks_agree(plan_locally(t)));
     SP_TRY(compare_configs(t));
@@ -310,6 +311,10 @@ static void describe_run(sp_trainer *t) {
     sp_run_set(f, "status", json_string("running"));
     json_object_del(f->info, "error");
     json_object_del(f->info, "stopped_by");
+    if (t->at.step < t->config->steps) { // they were of weights that are about to be trained on
+        json_object_del(f->info, "export");
+        json_object_del(f->info, "validation");
+    }
     json_t *starts = json_object_get(f->info, "starts");
     if (!json_is_array(starts)) {
         starts = json_array();

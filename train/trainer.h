@@ -61,7 +61,8 @@ typedef struct sp_trainer {
     char data_identity[65];
     sp_run_folder folder; // rank 0
     bool resumed;
-    bool was_finished; // the run in the folder had already come to its end, after_training included
+    bool was_finished; // the run in the folder had already come to its end, `after` included
+    unsigned after;    // of after_training, what is to be done; rank 0
     sp_position at;
     sp_train_state state; // rank 0, until its arrays are on the backend
     char cpu_blas[32];    // of the checkpoint; "": none
