@@ -58,6 +58,10 @@ sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t 
                                 const char *written, const char *resumed);
 // <run_dir>/checkpoints/step-0000100.h5; caller frees. NULL if out of memory.
 char *sp_checkpoint_path(const char *run_dir, int64_t step);
+// Adds to `p` what is no file and stands under a name that saving needs: `latest`, and those of the
+// steps `first` to `last`, at each of which a run may be stopped.
+sp_status sp_check_checkpoint_names(const char *run_dir, int64_t first, int64_t last,
+                                    sp_problems *p);
 // The pointer file <run_dir>/checkpoints/latest, one line with a file name. It moves last, after
 // the checkpoint is complete. Read: `path` is NULL if there is no pointer file.
 sp_status sp_latest_write(const char *run_dir, const char *checkpoint);
@@ -91,12 +95,15 @@ typedef struct sp_export_args {
     const char *merge_base; // NULL: no merge
     const char *base;       // NULL: merge_base, else the folder named in the checkpoint
     bool no_parity;         // leave parity.safetensors out; the base model is then not needed
-    bool force;             // out_dir may hold files; those of an earlier export are replaced
+    bool force;             // out_dir may hold files; those of an earlier export of the same layout
+                            // (merged or not) are replaced
     bool validate;          // run sp_validate on the result; its status is returned
 } sp_export_args;
 // From a checkpoint file or a run folder (its newest). A pure function of the checkpoint and, for
 // parity vectors, of the base model named in it.
 sp_status sp_export(const char *checkpoint, const sp_export_args *a);
+// What sp_export would refuse about out_dir, for whoever is about to train for it; changes nothing.
+sp_status sp_export_check_destination(const sp_export_args *a);
 
 // .pt writing and reading (formats.md 3)
 sp_status sp_pt_write(const char *path, const sp_forecast *f, int64_t step, json_t *sparse_config,

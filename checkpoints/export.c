@@ -2,7 +2,8 @@
 //
 // Everything is written into a hidden folder beside the destination, read back and compared, and
 // only then renamed into place: a failed export leaves nothing behind. With --force on a folder
-// that holds files, each file replaces its predecessor and the record comes last.
+// that holds files, each file replaces its predecessor and the record comes last; what it could not
+// replace (a folder under a file's name, an export of the other layout) is refused beforehand.
 #include "checkpoints/export.h"
 #include "checkpoints/internal.h"
 #include "checkpoints/merge.h"
@@ -17,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 // What an export is made of.
@@ -133,24 +135,74 @@ static void remove_leftovers(const job *j) {
     free(parent);
 }
 
+// Everything that an export and its validation leave in a folder.
+static const char *const own_names[] = {SP_EXPORT_RECORD,         SP_FORECAST_SAFETENSORS,
+                                        SP_FORECAST_PT,           SP_PARITY_SAFETENSORS,
+                                        "validation_report.json", "validation_report.html"};
+enum { N_EXPORTED = 4, N_OWN = sizeof own_names / sizeof own_names[0] };
+
+static bool has_entry(const char *dir, const char *name, bool folder) {
+    struct stat s;
+    char *path = sp_path_join(dir, name);
+    bool found = path && lstat(path, &s) == 0 && (!folder || S_ISDIR(s.st_mode));
+    free(path);
+    return found;
+}
+
+// Readers of a folder that held both layouts would take the older one.
+static sp_status check_replaceable(const sp_export_args *a, const char *out) {
+    char *inner = sp_path_join(out, "sparda");
+    const char *mine = a->merge_base ? inner : out, *other = a->merge_base ? out : inner;
+    sp_status st = inner ? SP_OK : out_of_memory();
+    for (int i = 0; st == SP_OK && i < N_EXPORTED; i++)
+        if (has_entry(other, own_names[i], false))
+            st = sp_error(SP_BAD_INPUT,
+                          "%s holds an export %s a base model (%s/%s), which one %s a base model "
+                          "cannot replace; choose another --out",
+                          out, a->merge_base ? "without" : "merged with", other, own_names[i],
+                          a->merge_base ? "merged with" : "without");
+    for (int i = 0; st == SP_OK && i < N_OWN; i++)
+        if (has_entry(mine, own_names[i], true))
+            st = sp_error(SP_BAD_INPUT,
+                          "%s/%s is a folder, and an export has a file of that name; choose "
+                          "another --out, or remove the folder",
+                          mine, own_names[i]);
+    free(inner);
+    return st;
+}
+
+sp_status sp_export_check_destination(const sp_export_args *a) {
+    const char *out = a->out_dir;
+    bool empty = true;
+    if (!sp_path_is_dir(out)) {
+        if (access(out, F_OK) == 0)
+            return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", out);
+        return a->merge_base ? sp_merge_check(a->merge_base, out) : SP_OK;
+    }
+    if (has_entry(out, "run.json", false) || has_entry(out, "checkpoints", true))
+        return sp_error(SP_BAD_INPUT,
+                        "%s is the folder of a training run, not of an export; choose another "
+                        "--out, for example %s/export",
+                        out, out);
+    SP_TRY(folder_is_empty(out, &empty));
+    if (!empty && !a->force)
+        return sp_error(SP_BAD_INPUT,
+                        "%s is not empty; choose another --out, or replace an earlier export there "
+                        "with --force",
+                        out);
+    SP_TRY(check_replaceable(a, out));
+    return a->merge_base ? sp_merge_check(a->merge_base, out) : SP_OK;
+}
+
 static sp_status prepare_destination(job *j) {
     const char *dir = j->a->out_dir;
     size_t len = strlen(dir);
     while (len > 1 && dir[len - 1] == '/') len--;
     j->out = sp_format("%.*s", (int)len, dir);
     if (!j->out) return out_of_memory();
-    bool empty = true;
-    if (sp_path_is_dir(j->out)) {
-        SP_TRY(folder_is_empty(j->out, &empty));
-    } else if (access(j->out, F_OK) == 0) {
-        return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", j->out);
-    }
-    if (!empty && !j->a->force)
-        return sp_error(SP_BAD_INPUT,
-                        "%s is not empty; choose another --out, or replace an earlier export there "
-                        "with --force",
-                        j->out);
-    if (j->a->merge_base) SP_TRY(sp_merge_check(j->a->merge_base, j->out));
+    sp_export_args a = *j->a;
+    a.out_dir = j->out;
+    SP_TRY(sp_export_check_destination(&a));
     j->staging = sp_temporary_name(j->out);
     j->bundle =
         j->staging && j->a->merge_base ? sp_path_join(j->staging, "sparda") : sp_strdup(j->staging);
@@ -170,12 +222,9 @@ static void sync_folder(const char *dir) {
 
 // Files of an earlier export that this one does not write.
 static void remove_stale(const job *j) {
-    static const char *const names[] = {SP_FORECAST_SAFETENSORS, SP_FORECAST_PT,
-                                        SP_PARITY_SAFETENSORS, "validation_report.json",
-                                        "validation_report.html"};
-    bool written[] = {j->a->safetensors, j->a->pt, !j->a->no_parity, false, false};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-        char *path = sp_format("%s%s/%s", j->out, j->a->merge_base ? "/sparda" : "", names[i]);
+    const bool written[N_OWN] = {true, j->a->safetensors, j->a->pt, !j->a->no_parity};
+    for (int i = 0; i < N_OWN; i++) {
+        char *path = sp_format("%s%s/%s", j->out, j->a->merge_base ? "/sparda" : "", own_names[i]);
         if (path && !written[i]) unlink(path);
         free(path);
     }
@@ -265,13 +314,13 @@ static sp_status merge(job *j) {
     return sp_merge_base(j->a->merge_base, j->staging);
 }
 
+// The files just written, by their own folder: a merged model's folder could lead elsewhere.
 static sp_status validate(const job *j) {
-    char *report = j->a->merge_base ? sp_path_join(j->out, "sparda") : sp_strdup(j->out);
-    if (!report) return out_of_memory();
-    sp_validate_args v = {
-        .base = j->base, .forecast = j->out, .report = report, .config = j->config};
+    char *dir = j->a->merge_base ? sp_path_join(j->out, "sparda") : sp_strdup(j->out);
+    if (!dir) return out_of_memory();
+    sp_validate_args v = {.base = j->base, .forecast = dir, .report = dir, .config = j->config};
     sp_status st = sp_validate(&v);
-    free(report);
+    free(dir);
     return st;
 }
 

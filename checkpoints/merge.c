@@ -1,5 +1,6 @@
 // Folders for export (merge.h).
 #include "checkpoints/merge.h"
+#include "checkpoints/export.h"
 #include "common/hash.h"
 #include "common/util.h"
 
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { MAX_DEPTH = 16, COPY_BYTES = 1 << 20 };
@@ -17,8 +19,11 @@ static sp_status out_of_memory(void) {
     return sp_error(SP_ENVIRONMENT, "out of memory");
 }
 
-// Calls `visit` for every file below `from`, with its path below `to`, after making the folders.
-typedef sp_status (*visitor)(const char *from, const char *to, void *user);
+// For every folder and file below `from`: its path below `to`; a folder comes before its files.
+typedef struct visitor {
+    sp_status (*folder)(const char *to);
+    sp_status (*file)(const char *from, const char *to, void *user);
+} visitor;
 
 static sp_status walk(const char *from, const char *to, int depth, visitor visit, void *user) {
     char **names = NULL;
@@ -26,13 +31,13 @@ static sp_status walk(const char *from, const char *to, int depth, visitor visit
     sp_status st = SP_OK;
     if (depth > MAX_DEPTH)
         return sp_error(SP_BAD_INPUT, "%s: folders are nested more than %d deep", from, MAX_DEPTH);
-    SP_GO(sp_mkdirs(to));
+    SP_GO(visit.folder(to));
     SP_GO(sp_list_dir(from, "", &names, &n));
     for (int64_t i = 0; st == SP_OK && i < n; i++) {
         char *a = sp_path_join(from, names[i]), *b = sp_path_join(to, names[i]);
         st = !a || !b             ? out_of_memory()
              : sp_path_is_dir(a)  ? walk(a, b, depth + 1, visit, user)
-             : sp_path_is_file(a) ? visit(a, b, user)
+             : sp_path_is_file(a) ? visit.file(a, b, user)
                                   : sp_error(SP_BAD_INPUT, "%s is neither a file nor a folder", a);
         free(a);
         free(b);
@@ -44,19 +49,51 @@ done:
 
 // ---- the base model -----------------------------------------------------------------------------
 
+// What stands under the names of the base's files and folders can be replaced by them.
+static sp_status folder_is_free(const char *to) {
+    struct stat s;
+    if (lstat(to, &s) != 0 || sp_path_is_dir(to)) return SP_OK;
+    return sp_error(SP_BAD_INPUT,
+                    "%s is no folder, and a folder of that name is to be written; choose another "
+                    "--out, or remove it",
+                    to);
+}
+
+static sp_status file_is_free(const char *from, const char *to, void *unused) {
+    (void)unused;
+    struct stat s;
+    if (lstat(to, &s) != 0 || !S_ISDIR(s.st_mode)) return SP_OK;
+    return sp_error(SP_BAD_INPUT,
+                    "%s is a folder, and the file %s is to be put there; choose another --out, or "
+                    "remove the folder",
+                    to, from);
+}
+
 sp_status sp_merge_check(const char *base, const char *out) {
     if (!sp_path_is_dir(base))
         return sp_error(SP_BAD_INPUT, "--merge %s: there is no such folder", base);
-    char *inner = sp_path_join(base, "sparda"), *parent = sp_path_dir(out);
+    char *inner = sp_path_join(base, "sparda"), *parent = sp_path_dir(out),
+         *inner_out = sp_path_join(out, "sparda");
     char *real_base = realpath(base, NULL), *real_parent = parent ? realpath(parent, NULL) : NULL,
          *real_out = realpath(out, NULL);
+    static const char *const own[] = {SP_FORECAST_SAFETENSORS, SP_FORECAST_PT,
+                                      SP_PARITY_SAFETENSORS, SP_EXPORT_RECORD};
     sp_status st = SP_OK;
-    if (!inner || !parent) SP_GO(out_of_memory());
+    if (!inner || !parent || !inner_out) SP_GO(out_of_memory());
     if (sp_path_is_dir(inner))
         SP_GO(sp_error(SP_BAD_INPUT,
                        "%s holds a folder sparda/ already, so it is a merged model; give the base "
                        "model's own folder",
                        base));
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) { // read in place of those in sparda/
+        char *path = sp_path_join(base, own[i]);
+        if (path && sp_path_is_file(path))
+            st = sp_error(SP_BAD_INPUT,
+                          "%s: an export lies in the base model's folder; move its files out of it",
+                          path);
+        free(path);
+        if (st != SP_OK) goto done;
+    }
     const char *inside[] = {real_parent, real_out};
     size_t len = real_base ? strlen(real_base) : 0;
     for (int i = 0; i < 2; i++)
@@ -66,7 +103,10 @@ sp_status sp_merge_check(const char *base, const char *out) {
                            "%s lies inside the base model's folder %s; choose "
                            "another --out",
                            out, base));
+    SP_GO(walk(base, out, 0, (visitor){folder_is_free, file_is_free}, NULL));
+    SP_GO(folder_is_free(inner_out));
 done:
+    free(inner_out);
     free(inner);
     free(parent);
     free(real_base);
@@ -112,7 +152,7 @@ static sp_status link_or_copy(const char *from, const char *to, void *unused) {
 }
 
 sp_status sp_merge_base(const char *base, const char *to) {
-    return walk(base, to, 0, link_or_copy, NULL);
+    return walk(base, to, 0, (visitor){sp_mkdirs, link_or_copy}, NULL);
 }
 
 // ---- our own folders ----------------------------------------------------------------------------
@@ -131,9 +171,9 @@ static sp_status move_file(const char *from, const char *to, void *user) {
 
 sp_status sp_move_tree(const char *from, const char *to, const char *last) {
     move m = {.last = last};
-    SP_TRY(walk(from, to, 0, move_file, &m));
+    SP_TRY(walk(from, to, 0, (visitor){sp_mkdirs, move_file}, &m));
     m.last_round = true;
-    return walk(from, to, 0, move_file, &m);
+    return walk(from, to, 0, (visitor){sp_mkdirs, move_file}, &m);
 }
 
 static int remove_entry(const char *path, const struct stat *s, int flag, struct FTW *ftw) {

@@ -4,7 +4,9 @@
 
 #include "common/status.h"
 
-// SP_BAD_INPUT if `out` lies in `base` or is it, or if `base` holds a sparda/ folder already.
+// SP_BAD_INPUT if `out` lies in `base` or is it, if `base` holds a Forecast already (a sparda/
+// folder or an export), or if something in `out` cannot be replaced by the file or folder of that
+// name.
 sp_status sp_merge_check(const char *base, const char *out);
 // Every file of `base`, sub-folders too, names with a leading dot excepted, appears under `to`: as
 // a hard link where the file system allows, else as a copy that was read back and compared.

@@ -98,6 +98,31 @@ sp_status sp_newest_checkpoint(const char *run_dir, char **path) {
     return SP_OK;
 }
 
+sp_status sp_check_checkpoint_names(const char *run_dir, int64_t first, int64_t last,
+                                    sp_problems *p) {
+    char **names = NULL, *dir = sp_path_join(run_dir, "checkpoints");
+    int64_t n = 0;
+    sp_status st = dir ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (st == SP_OK && sp_path_is_dir(dir)) st = sp_list_dir(dir, "", &names, &n);
+    for (int64_t i = 0; st == SP_OK && i < n; i++) {
+        int64_t step = step_of_name(names[i]);
+        char *path = sp_path_join(dir, names[i]), *saved = sp_checkpoint_path(run_dir, step);
+        struct stat s;
+        bool needed =
+            strcmp(names[i], "latest") == 0 ||
+            (step >= first && step <= last && saved && strcmp(names[i], sp_path_base(saved)) == 0);
+        // A save replaces a file or a link by its rename.
+        if (needed && path && lstat(path, &s) == 0 && !S_ISREG(s.st_mode) && !S_ISLNK(s.st_mode))
+            sp_problems_add(p, "%s is %s, and checkpoints are saved under that name", path,
+                            S_ISDIR(s.st_mode) ? "a folder" : "no file");
+        free(saved);
+        free(path);
+    }
+    sp_free_names(names, n);
+    free(dir);
+    return st;
+}
+
 static bool same_file(const char *a, const char *b) {
     struct stat x, y;
     return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev &&

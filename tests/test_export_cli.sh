@@ -55,6 +55,46 @@ cmp "$base/model.safetensors" "$work/merged/model.safetensors" || complain "chan
 cmp "$base/config.json" "$work/merged/config.json" || complain "changed config.json"
 cmp "$work/b/forecast.safetensors" "$work/merged/sparda/forecast.safetensors" || complain "sidecar"
 
+# ---- what --force replaces, and what not ---------------------------------------------------------------
+# Of the same layout: the files of an export and its report, and nothing else.
+echo mine >"$work/merged/sparda/notes.txt"
+check 0 "$sparda" export "$work/run" --out "$work/merged" --merge "$base" --force --format pt --no-parity
+[ "$(cd "$work/merged/sparda" && echo *)" = 'forecast.pt notes.txt sparda_config.json' ] ||
+    complain "left: $(ls "$work/merged/sparda")"
+# refused OUT TEXT ARG...: before anything is changed.
+refused() {
+    (cd "$1" && find . | sort && find . -type f -exec cksum {} + | sort) >"$work/before"
+    folder=$1
+    text=$2
+    shift 2
+    check 2 "$sparda" export "$work/run" --out "$folder" --force --no-parity "$@"
+    has err "$text"
+    (cd "$folder" && find . | sort && find . -type f -exec cksum {} + | sort) |
+        cmp - "$work/before" >"$work/out" || complain "a refused export changed $folder"
+    [ -z "$(find "$work" -name '.*.tmp.*')" ] || complain "temporary files are left"
+}
+# Readers of a folder that held both layouts would take the older export.
+refused "$work/b" "b holds an export without a base model ($work/b/sparda_config.json).*another --out" \
+    --merge "$base"
+refused "$work/merged" "merged with a base model ($work/merged/sparda/sparda_config.json)"
+refused "$work/run" 'is the folder of a training run.*run/export'
+rm "$work/b/forecast.pt"
+mkdir "$work/b/forecast.pt"
+refused "$work/b" 'b/forecast.pt is a folder'
+rm "$work/merged/config.json" "$work/merged/sparda/forecast.pt"
+mkdir "$work/merged/config.json" "$work/merged/sparda/validation_report.html"
+refused "$work/merged" 'validation_report.html is a folder' --merge "$base"
+rmdir "$work/merged/sparda/validation_report.html"
+refused "$work/merged" 'merged/config.json is a folder' --merge "$base"
+rm -r "$work/merged/sparda"
+: >"$work/merged/sparda"
+rmdir "$work/merged/config.json"
+refused "$work/merged" 'merged/sparda is no folder' --merge "$base"
+cp -r "$base" "$work/base"
+cp "$work/a/forecast.pt" "$work/base"
+check 2 "$sparda" export "$work/run" --out "$work/x" --merge "$work/base"
+has err "an export lies in the base model's folder"
+
 # ---- a disk that is full, a checkpoint that is damaged ------------------------------------------------
 check 3 sh -c "ulimit -f 20; trap '' XFSZ; exec '$sparda' export '$work/run' --out '$work/full' --no-parity"
 has err 'forecast.safetensors'

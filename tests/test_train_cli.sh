@@ -72,6 +72,25 @@ has err 'dry run'
 has err 'lr: 0.002'
 [ ! -e "$work/r" ] || complain 'a dry run left a folder'
 
+# A destination that the run would refuse, the dry run refuses likewise.
+for dry in --dry-run ''; do
+    check 2 "$sparda" train "$work/c.yaml" $dry --out "$work/c.yaml/x"
+    has err 'c.yaml exists and is not a folder'
+    check 2 "$sparda" train "$work/c.yaml" $dry --out "$work/c.yaml"
+    has err 'c.yaml exists and is not a folder'
+    if [ "$(id -u)" = 0 ]; then
+        check 2 "$sparda" train "$work/c.yaml" $dry --out /proc/x/y
+        has err 'cannot create the folder /proc/x/y: .*another --out'
+    else # root may write anywhere else
+        mkdir -p "$work/locked"
+        chmod 555 "$work/locked"
+        check 3 "$sparda" train "$work/c.yaml" $dry --out "$work/locked/x"
+        has err "cannot write in the folder $work/locked"
+        check 3 "$sparda" train "$work/c.yaml" $dry --out "$work/locked"
+        has err "cannot write in the folder $work/locked"
+    fi
+done
+
 # A run that failed before its first step is moved aside; one that got further is not touched.
 mkdir "$work/failed"
 echo '{"status": "failed", "step": 0}' >"$work/failed/run.json"
@@ -142,6 +161,75 @@ step-0000001.h5" ] || complain 'new checkpoints'
 check 0 train r --force --set steps=1
 [ -s "$work/r/old-2/checkpoints/step-0000001.h5" ] || complain 'old-2'
 
+# What the new run reads is not moved away from under it, also behind a link; init_from has been read
+# by then.
+cp -r "$work/corpus" "$work/r/export"
+cp -r "$base" "$work/r/log/base"
+ln -s "$work/r/export" "$work/link"
+find "$work/r" | sort >"$work/before"
+for dry in --dry-run ''; do
+    check 2 train r $dry --force --set steps=1 --set "data=[$work/short, $work/link]" \
+        --set "base=$work/r/log/base" --set "eval_data=[$work/r/export]"
+    has err "base: $work/r/log/base"
+    has err "data: $work/link"
+    has err "eval_data: $work/r/export"
+    lacks err "$work/short"
+    has err 'choose another --out'
+done
+find "$work/r" | sort | cmp - "$work/before" >"$work/out" || complain 'a refused run moved something'
+mv "$work/r/export" "$work/r/mine"
+check 0 train r --force --set steps=1 --set "data=[$work/r/mine]" \
+    --set "init_from=$work/r/checkpoints/step-0000001.h5"
+[ -d "$work/r/mine" ] || complain 'what is not a part of a run was moved'
+[ -d "$work/r/old-3/log/base" ] || complain 'old-3'
+mkdir -p "$work/failed-again/export"
+echo '{"status": "failed", "step": 0}' >"$work/failed-again/run.json"
+check 2 train failed-again --set steps=1 --set "data=[$work/failed-again/export]"
+has err "data: $work/failed-again/export"
+
+# ---- names that are taken ---------------------------------------------------------------------------
+# What would fail the last save, or the export after it, is refused at the start; other stray names are not.
+check 0 train taken --set steps=2
+mkdir "$work/taken/checkpoints/step-0000001.h5" "$work/taken/checkpoints/step-0000009.h5"
+check 0 train taken --resume --set steps=4
+mkdir "$work/taken/checkpoints/step-0000005.h5" "$work/taken/checkpoints/step-0000006.h5"
+: >"$work/taken/export"
+for dry in --dry-run ''; do
+    check 2 train taken $dry --resume --set steps=6 --set 'after_training=[export]'
+    has err 'taken holds what is in the way of this run; move it elsewhere'
+    has err 'checkpoints/step-0000006.h5 is a folder, and checkpoints are saved'
+    has err 'step-0000005.h5 is a folder, and' # saved, should the run be stopped there
+    has err 'after_training: .*taken/export exists and is not a folder'
+    lacks err 'step-000000[19].h5 is a folder, and'
+done
+rmdir "$work/taken/checkpoints/step-0000005.h5" "$work/taken/checkpoints/step-0000006.h5"
+rm "$work/taken/export" "$work/taken/checkpoints/latest"
+mkdir "$work/taken/checkpoints/latest"
+mv "$work/taken/metrics.jsonl" "$work/metrics.jsonl"
+mkdir "$work/taken/metrics.jsonl"
+for dry in --dry-run ''; do
+    check 2 train taken $dry --resume --set steps=6
+    has err 'checkpoints/latest is a folder'
+    has err 'taken/metrics.jsonl is a folder'
+done
+rmdir "$work/taken/metrics.jsonl"
+check 0 train taken --force --set steps=1 # moves all of it aside
+mkdir -p "$work/fresh/checkpoints/step-0000000.h5"
+check 2 train fresh --resume=auto --set steps=1
+has err 'step-0000000.h5 is a folder, and' # saved by a signal before the first step
+# Taken while the run goes on: the message names the checkpoint that is there.
+start late --set steps=100000 --set save_every_steps=100000
+await late 2
+mkdir "$work/late/checkpoints/latest"
+kill -TERM "$pid"
+ended 3 'a save without its pointer'
+cp "$work/late.err" "$work/err"
+has err "is done and saved in $work/late/checkpoints/step-00.*.h5, but the save is not complete.*latest"
+rmdir "$work/late/checkpoints/latest"
+saved=$(basename "$work/late/checkpoints"/step-*.h5)
+check 0 train late --resume --set steps=100000 --dry-run
+has err "$saved"
+
 # --resume=auto starts anew where nothing is.
 check 0 train auto --resume=auto --set steps=2
 [ "$(lines auto)" = 2 ] || complain 'auto'
@@ -169,6 +257,35 @@ sed '/step *kl *grad norm/q' "$work/err" | grep -q 'warning: the validation will
 has err 'passed with warnings'
 has err 'warning Q1: not measured on .*/corpus: its longest row has 160 tokens, 256 are needed'
 grep -q '"status": "pass_with_warnings"' "$work/q/export/validation_report.json" || complain 'status'
+
+# ---- after_training of a finished run ----------------------------------------------------------------
+# What is asked for later and is not done is done, once; more steps make an export that is none of theirs.
+recorded() { sed -n 's/^  "\(export\|validation\)": .*/\1/p' "$work/after/run.json" | sort | tr '\n' ' '; }
+check 0 train after --set steps=2
+check 0 train after --resume --set steps=2
+has err 'nothing to do'
+check 0 train after --resume --set steps=2 --set 'after_training=[export]'
+has err 'exported step 2'
+lacks err 'nothing to do'
+[ "$(lines after)" = 2 ] || complain 'steps of a run that was only exported'
+[ "$(status_of after)$(recorded)" = 'finishedexport ' ] || complain "$(cat "$work/after/run.json")"
+check 0 train after --resume --set steps=2 --set 'after_training=[export]'
+has err 'nothing to do'
+set -- --set "eval_data=[$work/corpus]" --set validate.samples=2 --set 'validate.lengths=[256]'
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+lacks err 'exported step'
+has err 'passed with warnings'
+[ "$(recorded)" = 'export validation ' ] || complain "recorded: $(recorded)"
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+has err 'nothing to do'
+rm -r "$work/after/export"
+check 0 train after --resume --set steps=2 --set 'after_training=[export, validate]' "$@"
+has err 'exported step 2'
+has err 'passed with warnings'
+check 0 train after --resume --set steps=3
+[ "$(recorded)" = '' ] || complain "of step 2: $(recorded)"
+check 0 train after --resume --set steps=3 --set 'after_training=[export]'
+has err 'exported step 3'
 
 # ---- two runs, one folder -------------------------------------------------------------------------
 start lock --set steps=100000 --set save_every_steps=2

@@ -289,7 +289,10 @@ static sp_status save_last(sp_trainer *t) {
     if (t->ranks->rank == 0 && t->saved_step != t->at.step) {
         st = sp_trainer_save(t);
         if (st != SP_OK)
-            sp_error_prefix("step %lld is done but could not be saved; the newest checkpoint is %s",
+            sp_error_prefix(t->newest_step == t->at.step
+                                ? "step %lld is done and saved in %s, but the save is not complete"
+                                : "step %lld is done but could not be saved; the newest checkpoint "
+                                  "is %s",
                             (long long)t->at.step, t->newest ? t->newest : "none");
     } else if (t->ranks->rank == 0 && t->resumed) {
         // The run was killed right after its last file: what belongs to that save is made up for.
@@ -321,8 +324,8 @@ sp_status sp_trainer_loop(sp_trainer *t) {
         if (root) report(t, &m, pace * (double)(c->steps - t->at.step));
         SP_TRY(sp_ranks_agree(root ? too_many_nonfinite(t) : SP_OK));
         if (root && save_is_due(t) && !stop && sp_trainer_save(t) != SP_OK)
-            sp_warn("step %lld could not be saved, the run goes on: %s", (long long)t->at.step,
-                    sp_error_text());
+            sp_warn("step %lld could not be saved%s, the run goes on: %s", (long long)t->at.step,
+                    t->newest_step == t->at.step ? " completely" : "", sp_error_text());
     }
     sp_ranks_step(0);
     SP_TRY(save_last(t));
@@ -335,6 +338,7 @@ sp_status sp_trainer_loop(sp_trainer *t) {
 static sp_status export_run(sp_trainer *t, const char *dir) {
     sp_export_args e = {
         .out_dir = dir, .safetensors = true, .pt = true, .base = t->config->base, .force = true};
+    json_object_del(t->folder.info, "validation"); // of the export before
     SP_TRY(sp_export(t->newest, &e));
     sp_run_set(&t->folder, "export", json_string("export"));
     return SP_OK;
@@ -360,7 +364,7 @@ static sp_status validate_run(sp_trainer *t, const char *dir) {
 
 // after_training. A signal is looked at between the two; what it leaves out, a resume does.
 static sp_status export_and_validate(sp_trainer *t) {
-    unsigned what = t->config->after_training;
+    unsigned what = t->after;
     char *dir = sp_run_path(&t->folder, "export");
     sp_status st = dir ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     if (st == SP_OK && (what & SP_AFTER_EXPORT)) st = export_run(t, dir);

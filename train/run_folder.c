@@ -8,12 +8,14 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -167,10 +169,31 @@ static void read_info(sp_run_folder *f) {
     free(path);
 }
 
+// Whether the folder can be made and written in. Root may write anywhere, says access(2), but makes
+// no folders in /proc and /sys.
+static sp_status check_destination(const char *dir) {
+    SP_TRY(sp_check_destination(dir));
+    char *at = sp_strdup(dir);
+    struct statfs fs = {0};
+    while (at && statfs(at, &fs) != 0 && errno == ENOENT && strcmp(at, ".") != 0) {
+        char *up = sp_path_dir(at);
+        free(at);
+        at = up;
+    }
+    sp_status st = !at ? no_memory() : SP_OK;
+    if (st == SP_OK && (fs.f_type == PROC_SUPER_MAGIC || fs.f_type == SYSFS_MAGIC))
+        st = sp_error(SP_BAD_INPUT,
+                      "cannot create the folder %s: %s belongs to the kernel; choose another --out",
+                      dir, at);
+    free(at);
+    return st;
+}
+
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out) {
     *out = (sp_run_folder){.lock = -1, .dir = sp_strdup(dir), .info = json_object()};
     if (!out->dir || !out->info) return no_memory();
     SP_TRY(check_contents(out, start)); // before anything is made, for a plain refusal
+    SP_TRY(check_destination(dir));
     if (look_only) {
         if (out->checkpoint) read_info(out);
         return SP_OK;
@@ -189,7 +212,57 @@ sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp
 
 static const char *const parts[] = {
     "config.resolved.yaml", "run.json", "metrics.jsonl", "log", "tb", "checkpoints", "export"};
-enum { N_PARTS = sizeof parts / sizeof parts[0] };
+enum { N_PARTS = sizeof parts / sizeof parts[0], N_FILES = 3 }; // the files come first
+
+// One of the folders on the way, or its end, is `entry`.
+static bool leads_through(const char *path, const struct stat *entry) {
+    char *at = sp_strdup(path);
+    bool found = false;
+    for (char *end = at; end && *end && !found;) {
+        end += strspn(end, "/");
+        end += strcspn(end, "/");
+        char keep = *end;
+        struct stat s;
+        *end = 0;
+        found = lstat(at, &s) == 0 && s.st_dev == entry->st_dev && s.st_ino == entry->st_ino;
+        *end = keep;
+    }
+    free(at);
+    return found;
+}
+
+static bool moves_aside(const sp_run_folder *f, sp_start start) {
+    return start == SP_START_FORCE || f->failed_start;
+}
+
+bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path) {
+    if (!moves_aside(f, start)) return false;
+    char *real = realpath(path, NULL);
+    bool moves = false;
+    for (int i = 0; i < N_PARTS && !moves; i++) {
+        char *part = sp_run_path(f, parts[i]);
+        struct stat s;
+        moves = part && lstat(part, &s) == 0 &&
+                (leads_through(path, &s) || (real && leads_through(real, &s)));
+        free(part);
+    }
+    free(real);
+    return moves;
+}
+
+sp_status sp_run_folder_obstacles(const sp_run_folder *f, sp_start start, int64_t first,
+                                  int64_t last, sp_problems *p) {
+    if (moves_aside(f, start)) return SP_OK;
+    for (int i = 0; i < N_PARTS; i++) {
+        char *path = sp_run_path(f, parts[i]);
+        struct stat s;
+        if (path && lstat(path, &s) == 0 &&
+            (i < N_FILES ? S_ISDIR(s.st_mode) : !sp_path_is_dir(path)))
+            sp_problems_add(p, "%s is %s folder", path, i < N_FILES ? "a" : "no");
+        free(path);
+    }
+    return sp_check_checkpoint_names(f->dir, first, last, p);
+}
 
 static sp_status move_aside(const sp_run_folder *f) {
     char *to = NULL;
@@ -239,7 +312,7 @@ static void remove_temporaries(const char *dir, const char *prefix) {
 
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start) {
     f->written = true;
-    if (start == SP_START_FORCE || f->failed_start) SP_TRY(move_aside(f));
+    if (moves_aside(f, start)) SP_TRY(move_aside(f));
     char *checkpoints = sp_run_path(f, "checkpoints"), *tb = sp_run_path(f, "tb");
     sp_status st = checkpoints && tb ? SP_OK : no_memory();
     if (st == SP_OK) st = sp_mkdirs(checkpoints);

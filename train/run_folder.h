@@ -26,9 +26,16 @@ typedef struct sp_run_folder {
     json_t *info;      // run.json
 } sp_run_folder;
 
-// Refuses what `start` does not allow (SP_BAD_INPUT), takes the lock and finds the checkpoint to
-// resume from. Writes nothing but the lock. `look_only` (a dry run) does not even do that.
+// Refuses what `start` does not allow (SP_BAD_INPUT) and a folder that cannot be made or written
+// in, takes the lock and finds the checkpoint to resume from. Writes nothing but the lock.
+// `look_only` (a dry run) does not even do that.
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out);
+// Adds to `p` what stands in the way of the files that a run writes there: steps `first` to `last`
+// may be saved. Nothing does where sp_run_folder_prepare moves everything aside.
+sp_status sp_run_folder_obstacles(const sp_run_folder *f, sp_start start, int64_t first,
+                                  int64_t last, sp_problems *p);
+// Whether `path` leads through something that sp_run_folder_prepare moves aside.
+bool sp_run_folder_moves(const sp_run_folder *f, sp_start start, const char *path);
 // Moves an earlier run aside if forced or if it never made a step, removes temporary files of a
 // killed run, makes sub-folders.
 sp_status sp_run_folder_prepare(sp_run_folder *f, sp_start start);

@@ -52,6 +52,27 @@ static char *default_folder(const sp_config *c) {
     return sp_format("runs/%s-%s", c->name, stamp);
 }
 
+static void check_stays(const sp_trainer *t, const char *key, const char *path, sp_problems *p) {
+    if (sp_run_folder_moves(&t->folder, t->args->start, path))
+        sp_problems_add(p, "%s: %s", key, path);
+}
+
+// What the run goes on reading may not be moved aside with the earlier run. (init_from may: it has
+// been read by then.)
+static sp_status check_inputs_stay(const sp_trainer *t) {
+    const sp_config *c = t->config;
+    sp_problems p = {0};
+    check_stays(t, "base", c->base, &p);
+    for (int64_t i = 0; i < c->data.n; i++) check_stays(t, "data", c->data.entry[i].path, &p);
+    for (int64_t i = 0; i < c->eval_data.n; i++)
+        check_stays(t, "eval_data", c->eval_data.entry[i].path, &p);
+    return sp_problems_end(
+        &p, SP_BAD_INPUT,
+        "this run needs what lies in the earlier run of %s, which would be moved "
+        "to old-N/ there; choose another --out",
+        t->folder.dir);
+}
+
 static sp_status open_folder(sp_trainer *t) {
     sp_status st = SP_OK;
     if (t->ranks->rank == 0) {
@@ -59,6 +80,7 @@ static sp_status open_folder(sp_trainer *t) {
         st = chosen ? sp_run_folder_open(chosen, t->args->start, t->args->dry_run, &t->folder)
                     : sp_error(SP_ENVIRONMENT, "out of memory");
         free(chosen);
+        if (st == SP_OK) st = check_inputs_stay(t);
     }
     SP_TRY(sp_ranks_agree(st));
     // Every rank writes its log there.
@@ -151,6 +173,28 @@ static sp_status foresee_validation(const sp_trainer *t) {
     return st;
 }
 
+// What would make the last save, or the export after it, fail for want of a name.
+static sp_status check_obstacles(const sp_trainer *t) {
+    if (t->ranks->rank != 0 || t->was_finished) return SP_OK;
+    sp_problems p = {0};
+    sp_status st = sp_run_folder_obstacles(&t->folder, t->args->start,
+                                           t->resumed ? t->at.step + 1 : 0, t->config->steps, &p);
+    char *dir = sp_run_path(&t->folder, "export");
+    bool moved = dir && sp_run_folder_moves(&t->folder, t->args->start, dir);
+    sp_export_args e = {.out_dir = dir, .force = true};
+    if (st == SP_OK && dir && !moved && (t->after & SP_AFTER_EXPORT) &&
+        sp_export_check_destination(&e) != SP_OK)
+        sp_problems_add(&p, "after_training: %s", sp_error_text());
+    free(dir);
+    if (st == SP_OK)
+        return sp_problems_end(&p, SP_BAD_INPUT,
+                               "%s holds what is in the way of this run; move it elsewhere, or "
+                               "choose another --out",
+                               t->folder.dir);
+    free(p.text);
+    return st;
+}
+
 // ---- backend and memory -------------------------------------------------------------------------
 
 int64_t sp_base_parameters(const sp_model_desc *d) {
@@ -232,7 +276,8 @@ static sp_status plan_locally(sp_trainer *t) {
 }
 
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
-    *t = (sp_trainer){.args = args, .began = sp_now(), .saved_step = -1, .folder.lock = -1};
+    *t = (sp_trainer){
+        .args = args, .began = sp_now(), .saved_step = -1, .newest_step = -1, .folder.lock = -1};
     SP_TRY(sp_ranks_open(&t->ranks));
     SP_TRY(sp_signals_catch());
     SP_TRY(compare_programs());
@@ -240,12 +285,14 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(sp_ranks_sum_doubles(&hosts, 1));
     t->hosts = (int64_t)hosts;
     SP_TRY(load_config(t));
+    t->after = t->config->after_training;
     SP_TRY(open_folder(t));
     SP_TRY(sp_ranks_agree(plan_locally(t)));
     SP_TRY(compare_configs(t));
     SP_TRY(sp_ranks_same("the base model's config.json", t->desc->config_sha256));
     SP_TRY(sp_ranks_same("the training data", t->data_identity));
     if (t->resumed) SP_TRY(sp_trainer_load(t));
+    SP_TRY(sp_ranks_agree(check_obstacles(t)));
     SP_TRY(sp_ranks_agree(sp_trainer_import(t)));
     SP_TRY(open_backend(t));
     SP_TRY(sp_ranks_agree(check_shapes(t)));
@@ -264,6 +311,10 @@ static void describe_run(sp_trainer *t) {
     sp_run_set(f, "status", json_string("running"));
     json_object_del(f->info, "error");
     json_object_del(f->info, "stopped_by");
+    if (t->at.step < t->config->steps) { // they were of weights that are about to be trained on
+        json_object_del(f->info, "export");
+        json_object_del(f->info, "validation");
+    }
     json_t *starts = json_object_get(f->info, "starts");
     if (!json_is_array(starts)) {
         starts = json_array();
@@ -390,6 +441,7 @@ sp_status sp_trainer_start(sp_trainer *t) {
     SP_TRY(sp_ranks_agree(open_outputs(t)));
     SP_TRY(sp_ranks_broadcast(&t->at, sizeof t->at));
     if (t->ranks->rank == 0) t->newest = sp_strdup(t->folder.checkpoint);
+    t->newest_step = t->saved_step;
     return SP_OK;
 }
 

@@ -34,6 +34,19 @@ static sp_status check_unchanged(const sp_trainer *t, const char *path) {
         path);
 }
 
+// Of after_training, what a finished run has not done: it may be asked for later. A new export is
+// validated again.
+static unsigned undone(const sp_trainer *t) {
+    unsigned what = t->config->after_training;
+    const json_t *info = t->folder.info;
+    char *record = sp_run_path(&t->folder, "export/sparda_config.json");
+    bool exported = json_object_get(info, "export") && record && sp_path_is_file(record);
+    free(record);
+    if (!exported) return what;
+    return what & ~(json_object_get(info, "validation") ? SP_AFTER_EXPORT | SP_AFTER_VALIDATE
+                                                        : SP_AFTER_EXPORT);
+}
+
 static sp_status load_on_root(sp_trainer *t) {
     const char *path = t->folder.checkpoint;
     SP_TRY(sp_state_load(path, &t->state));
@@ -58,7 +71,9 @@ static sp_status load_on_root(sp_trainer *t) {
                           .stage = stage};
     if (t->at.step == t->config->steps) {
         const char *status = json_string_value(json_object_get(t->folder.info, "status"));
-        t->was_finished = status && strcmp(status, "finished") == 0;
+        bool finished = status && strcmp(status, "finished") == 0;
+        if (finished) t->after = undone(t);
+        t->was_finished = finished && !t->after;
     }
     snprintf(t->cpu_blas, sizeof t->cpu_blas, "%s", s->cpu_blas ? s->cpu_blas : "");
     return SP_OK;
@@ -194,12 +209,13 @@ sp_status sp_trainer_save(sp_trainer *t) {
     sp_status st = path ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
     if (st == SP_OK) st = sp_metrics_sync(t->metrics); // resume continues these lines
     if (st == SP_OK) st = write_state(t, path);
-    if (st == SP_OK) st = sp_trainer_conclude_save(t, path);
-    if (st == SP_OK) {
-        t->saved_step = t->at.step;
+    if (st == SP_OK) { // a resume finds it, whatever becomes of the pointer to it
         free(t->newest);
         t->newest = sp_strdup(path);
+        t->newest_step = t->at.step;
+        st = sp_trainer_conclude_save(t, path);
     }
+    if (st == SP_OK) t->saved_step = t->at.step;
     free(path);
     return st;
 }

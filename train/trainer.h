@@ -61,7 +61,8 @@ typedef struct sp_trainer {
     char data_identity[65];
     sp_run_folder folder; // rank 0
     bool resumed;
-    bool was_finished; // the run in the folder had already come to its end, after_training included
+    bool was_finished; // the run in the folder had already come to its end, `after` included
+    unsigned after;    // of after_training, what is to be done; rank 0
     sp_position at;
     sp_train_state state; // rank 0, until its arrays are on the backend
     char cpu_blas[32];    // of the checkpoint; "": none
@@ -81,14 +82,15 @@ typedef struct sp_trainer {
     int64_t loader_sequence;
 
     // loop
-    double *losses;     // [L] of one sequence
-    double *sums;       // of a step over all ranks, see loop.c
-    double *recall;     // [6 L]: results, then sums of an evaluation
-    int32_t *eval_row;  // [seq_len]
-    int64_t saved_step; // -1: nothing saved or resumed from
-    char *newest;       // path of the newest checkpoint, or NULL; rank 0
-    bool stopped;       // by a signal or the time limit
-    int64_t peak_bytes; // of the last step, the largest of all ranks
+    double *losses;      // [L] of one sequence
+    double *sums;        // of a step over all ranks, see loop.c
+    double *recall;      // [6 L]: results, then sums of an evaluation
+    int32_t *eval_row;   // [seq_len]
+    int64_t saved_step;  // -1: nothing saved or resumed from
+    char *newest;        // path of the newest checkpoint, or NULL; rank 0
+    int64_t newest_step; // its step: saved_step, unless what belongs to the save failed
+    bool stopped;        // by a signal or the time limit
+    int64_t peak_bytes;  // of the last step, the largest of all ranks
     int64_t told_skipped;
     bool tensorboard_failed, metrics_failed;
 } sp_trainer;
