@@ -3,11 +3,13 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -145,6 +147,7 @@ sp_status sp_mkdirs(const char *path) {
 sp_status sp_check_destination(const char *path) {
     char *at = sp_strdup(path);
     struct stat s;
+    struct statfs fs;
     // Up to the first folder that is there.
     while (at && stat(at, &s) != 0 && (errno == ENOENT || errno == ENOTDIR) &&
            strcmp(at, ".") != 0) {
@@ -160,6 +163,11 @@ sp_status sp_check_destination(const char *path) {
         st = sp_error(SP_BAD_INPUT, "%s exists and is not a folder; choose another path", at);
     else if (access(at, W_OK | X_OK) != 0)
         st = sp_error(SP_ENVIRONMENT, "cannot write in the folder %s: %s", at, strerror(errno));
+    else if (statfs(at, &fs) == 0 && (fs.f_type == PROC_SUPER_MAGIC || fs.f_type == SYSFS_MAGIC))
+        // Root may write anywhere, says access, but nobody makes folders there.
+        st = sp_error(SP_BAD_INPUT,
+                      "cannot create the folder %s: %s belongs to the kernel; choose another path",
+                      path, at);
     free(at);
     return st;
 }

@@ -80,7 +80,7 @@ for dry in --dry-run ''; do
     has err 'c.yaml exists and is not a folder'
     if [ "$(id -u)" = 0 ]; then
         check 2 "$sparda" train "$work/c.yaml" $dry --out /proc/x/y
-        has err 'cannot create the folder /proc/x/y: .*another --out'
+        has err 'cannot create the folder /proc/x/y: .*another path'
     else # root may write anywhere else
         mkdir -p "$work/locked"
         chmod 555 "$work/locked"
@@ -321,6 +321,10 @@ kl() {
 }
 [ -n "$(kl only)" ] || complain 'no kl'
 [ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
+
+# ---- the reference is of no run
+check 2 "$sparda" train --reference --out "$work/x" "$work/c.yaml"
+has err 'stands alone'
 
 # ---- what config.json states, the configuration does not change
 check 0 train stated --set sparse_config.topk=5 --dry-run

@@ -100,6 +100,8 @@ static sp_status parse(int argc, char **argv, arguments *out) {
     if (resume && !a->out)
         sp_problems_add(&p, "--resume needs --out DIR, the folder of the run to continue");
     bool prints = out->print_config || out->reference;
+    // (--print-config may be added to the command line of any run.)
+    if (out->reference && argc > 2) sp_problems_add(&p, "--reference stands alone");
     if (!prints && !a->config_file && a->n_sets == 0)
         sp_problems_add(&p, "no configuration; for example: sparda train configs/tiny.yaml");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda train (see --help)"));

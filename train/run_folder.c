@@ -8,14 +8,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -169,31 +167,11 @@ static void read_info(sp_run_folder *f) {
     free(path);
 }
 
-// Whether the folder can be made and written in. Root may write anywhere, says access(2), but makes
-// no folders in /proc and /sys.
-static sp_status check_destination(const char *dir) {
-    SP_TRY(sp_check_destination(dir));
-    char *at = sp_strdup(dir);
-    struct statfs fs = {0};
-    while (at && statfs(at, &fs) != 0 && errno == ENOENT && strcmp(at, ".") != 0) {
-        char *up = sp_path_dir(at);
-        free(at);
-        at = up;
-    }
-    sp_status st = !at ? no_memory() : SP_OK;
-    if (st == SP_OK && (fs.f_type == PROC_SUPER_MAGIC || fs.f_type == SYSFS_MAGIC))
-        st = sp_error(SP_BAD_INPUT,
-                      "cannot create the folder %s: %s belongs to the kernel; choose another --out",
-                      dir, at);
-    free(at);
-    return st;
-}
-
 sp_status sp_run_folder_open(const char *dir, sp_start start, bool look_only, sp_run_folder *out) {
     *out = (sp_run_folder){.lock = -1, .dir = sp_strdup(dir), .info = json_object()};
     if (!out->dir || !out->info) return no_memory();
     SP_TRY(check_contents(out, start)); // before anything is made, for a plain refusal
-    SP_TRY(check_destination(dir));
+    SP_TRY(sp_check_destination(dir));
     if (look_only) {
         if (out->checkpoint) read_info(out);
         return SP_OK;
