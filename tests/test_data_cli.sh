@@ -127,6 +127,25 @@ for name in 'sequential reading, disk' 'copying files, disk' 'import of raw MDS,
 done
 [ ! -e "$dir/bench" ] && [ ! -e "$dir/bench-out" ] || fail "the benchmark left files"
 run 2 "$sparda" bench data --shards 0
+run 2 "$sparda" bench data --dir "$dir/bench" --from "$source/tests/tokenizers/bytes.json"
+says err "--from and --to need --text"
+[ ! -e "$dir/bench" ] || fail "a refused benchmark made its folder"
+# folders of the user's beside its own stay as they are, also behind links
+mkdir -p "$dir/shared" "$dir/behind/raw"
+for name in raw zip out kept listed whole mds text; do
+    mkdir "$dir/shared/$name"
+    echo precious >"$dir/shared/$name/thesis"
+done
+echo precious >"$dir/behind/raw/thesis"
+echo precious >"$dir/shared/written.tmp"
+ln -s "$dir/behind/raw" "$dir/shared/link"
+(cd "$dir" && find shared behind | sort) >"$dir/before"
+run 0 "$sparda" bench data --mb 1 --shards 3 --dir "$dir/shared" --json - \
+    --text "$source/README.md" --from "$source/tests/tokenizers/bytes.json" --to "$source/tests/tokenizers/small.json"
+(cd "$dir" && find shared behind | sort) | diff "$dir/before" - || fail "the benchmark changed a folder of others"
+[ "$(head -c 1 "$dir/out")" = '[' ] && [ "$(tail -c 2 "$dir/out")" = ']' ] ||
+    fail "bench data --json - printed other things than JSON"
+says err "re-tokenisation"
 
 # ---- no room: nothing of the failed set remains
 (
