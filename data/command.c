@@ -75,7 +75,7 @@ static const command commands[] = {
      "  --drop-eod          ... and is left out of the row\n"
      "  --shard-tokens N    about so many tokens a shard (33554432)\n"
      "  --threads N         (all cores)\n"
-     "  --force             replace domains that are there\n"
+     "  --force             replace domains that an import made; anything else is never replaced\n"
      "  Run again, it goes on where it was interrupted. Under mpirun the ranks share the work.\n",
      NULL, sp_data_import},
     {"retokenize",

@@ -32,6 +32,15 @@ sp_status sp_folder_list(const char *dir, char ***name, int64_t *n) {
     return st;
 }
 
+int64_t sp_folder_shard(const char *name) {
+    int digits = 0;
+    int64_t k = 0;
+    if (strncmp(name, "shard-", 6) != 0) return -1;
+    for (name += 6; name[digits] >= '0' && name[digits] <= '9' && digits < 5; digits++)
+        k = 10 * k + (name[digits] - '0');
+    return digits == 5 && strcmp(name + digits, ".h5") == 0 ? k : -1;
+}
+
 int64_t sp_folder_there(const char *path) {
     char *at = sp_strdup(path);
     int64_t there = 0, n = at ? (int64_t)strlen(at) : 0;

@@ -10,6 +10,9 @@
 // All names, also those that begin with a dot, in no order.
 sp_status sp_folder_list(const char *dir, char ***name, int64_t *n);
 
+// The number of a shard that `synth` or an import made, by its name shard-NNNNN.h5; -1: other name.
+int64_t sp_folder_shard(const char *name);
+
 // How many bytes of `path` name a folder that is there: what of it making it would add.
 int64_t sp_folder_there(const char *path);
 // Removes what was made of `path` beyond its first `there` bytes, as far as it is empty.

@@ -86,6 +86,19 @@ typedef struct sp_import_args {
     const sp_row_change *change; // NULL: rows stay as they are
 } sp_import_args;
 
+// ---- where it may write ----
+#define SP_IMPORT_FORMAT "sparda-import"
+#define SP_IMPORT_RECORD "import.json" // what a domain was made from, in its folder
+enum { SP_IMPORT_RECORD_MAX = 1 << 28 };
+
+// Adds a problem if a domain would be made where a source lies, in or around it, links resolved.
+sp_status sp_import_check_places(const sp_import_args *a, const sp_import_list *list,
+                                 sp_problems *problems);
+// Whether --force may replace `dir`: a folder, no link, that an import made and that holds nothing
+// else, or nothing at all. SP_BAD_INPUT names what is in the way.
+sp_status sp_import_replaceable(const char *dir);
+bool sp_import_makes(const char *name); // a file of a finished domain
+
 // [collective if team->size > 1] The whole work, with progress and a closing line per domain.
 sp_status sp_import_run(const sp_import_args *a, const sp_data_team *team);
 

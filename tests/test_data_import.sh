@@ -213,6 +213,70 @@ has out 'tokenizer tokenizers marks.model sha256:'
 retokenize 2 --from "$work/llama3" --to "$tokenizers/marks.model" --clean-up no
 has err 'replace it with --force'
 
+# ---- what --force replaces: domains of an import, and nothing else
+as_before() { # DIR: what `before` saw
+    (cd "$work/$1" && find . -type f -exec cksum {} + | sort) | cmp -s - "$work/before.$1" || complain "$1 was changed"
+}
+before() { (cd "$work/$1" && find . -type f -exec cksum {} + | sort) >"$work/before.$1"; }
+refused() { # DIR PATTERN SRC... OPTION...
+    dir=$1
+    pattern=$2
+    shift 2
+    before "$dir"
+    import 2 "$@"
+    has err "$pattern"
+    as_before "$dir"
+    [ -z "$(find "$work/$dir" -name '.import-*')" ] || complain "left in $dir: a hidden folder"
+}
+printf '[1,2,3]\n' >"$work/one.jsonl"
+printf '[4,5]\n' >"$work/two.jsonl"
+mkdir -p "$work/fo/one/sub" # whatever has the name of the domain
+echo precious >"$work/fo/one/thesis"
+refused fo 'fo/one/.* is nothing that an import makes, and is not replaced; choose another --out' \
+    "$work/one.jsonl" --out "$work/fo" --force
+mkdir -p "$work/look/one" # shards of somebody else
+cp "$work/json1/rows/"shard* "$work/look/one"
+refused look 'look/one was not made by an import (it has no import.json' "$work/one.jsonl" --out "$work/look" --force
+import 0 "$work/one.jsonl" --out "$work/mine"
+echo precious >"$work/mine/one/notes.txt" # a file put into a domain
+refused mine 'mine/one/notes.txt is nothing that an import makes' "$work/two.jsonl" --out "$work/mine" --domain one --force
+rm "$work/mine/one/notes.txt"
+import 0 "$work/two.jsonl" --out "$work/mine" --domain one --force
+[ "$(tokens "$work/mine")" = 2 ] || complain '--force did not replace a domain of an import'
+import 0 "$work/one.jsonl" --out "$work/B" --domain b # behind a link
+mkdir "$work/A"
+ln -s ../B/b "$work/A/one"
+refused B 'A/one is a symbolic link, and is not replaced' "$work/two.jsonl" --out "$work/A" --domain one --force
+[ -L "$work/A/one" ] || complain 'the link is gone'
+mkdir "$work/empty"
+mkdir "$work/empty/one"
+import 0 "$work/one.jsonl" --out "$work/empty" --force
+# one domain in the way: the other one is not begun either
+mkdir -p "$work/both/two/sub"
+refused both 'both/two/sub is nothing' "$work/one.jsonl" "$work/two.jsonl" --out "$work/both" --force
+# no source is ever in the way of its own domain
+cp -r "$mds/raw" "$work/m0"
+chmod -R u+w "$work/m0"
+refused m0 'm0/ledger is, holds or lies in the source .*m0, which must stay' "$work/m0" --out "$work/m0" --force
+refused m0 'm0/ledger is, holds or lies in' "$work/m0/ledger" --out "$work/m0" --force
+refused m0 'm0/new/ledger is, holds or lies in' "$work/m0" --out "$work/m0/new"
+mkdir -p "$work/dom2/b"
+cp "$work/one.jsonl" "$work/dom2/b/b.jsonl"
+refused dom2 'dom2/b is, holds or lies in the source .*b.jsonl' "$work/dom2/b/b.jsonl" --out "$work/dom2" --force
+ln -s dom2/b/b.jsonl "$work/b.jsonl" # by a link
+refused dom2 'dom2/b is, holds or lies in' "$work/b.jsonl" --out "$work/dom2" --force
+before mine
+check 2 "$sparda" data retokenize "$work/mine" --from "$tokenizers/bytes.json" --to "$tokenizers/small.json" \
+    --out "$work/mine" --force
+has err 'mine/one is, holds or lies in'
+as_before mine
+# a folder made for an import that fails goes with it
+import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/new1/new2"
+[ ! -e "$work/new1" ] || complain 'the folder of a failed import is left'
+mkdir "$work/kept"
+import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/kept/new"
+[ -d "$work/kept" ] && [ ! -e "$work/kept/new" ] || complain 'not exactly the folder that was made is gone'
+
 # ---- a full disk: 3, and nothing is left
 awk 'BEGIN { for (i = 0; i < 400; i++) { printf "[1"; for (k = 0; k < 3000; k++) printf ",%d", k; print "]" } }' \
     >"$work/large.jsonl"
