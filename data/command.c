@@ -58,7 +58,7 @@ static const command commands[] = {
      "  --question-rate Q   how often facts are asked for, 0 to 1 (0.3)\n"
      "  --ledger-share A    share of ledger documents (0.45)\n"
      "  --prose-share B     share of prose documents (0.25); the rest is code\n"
-     "  --force             replace the *.h5 files of a folder that is not empty\n",
+     "  --force             replace shard-NNNNN.h5 and shards.json of a folder that is not empty\n",
      sp_data_synth, NULL},
     {"import",
      "sparda data import SRC [SRC ...] --out DIR [options]   token data of other forms into HDF5\n"

@@ -60,6 +60,36 @@ run 0 "$sparda" data synth --out "$dir/a" --rows 4 --seq-len 64 --force
 run 0 "$sparda" data info "$dir/a" --json
 says out '"tokens": 256,'
 
+# what --force replaces: shards and their list, which another corpus would contradict
+run 0 "$sparda" data synth --out "$dir/e" --rows 4 --seq-len 64 --shards 4
+run 0 "$sparda" data verify "$dir/e" --write-list
+echo precious >"$dir/e/notes.txt"
+run 0 "$sparda" data synth --out "$dir/e" --rows 6 --seq-len 32 --shards 2 --force
+[ "$(LC_ALL=C ls -A "$dir/e" | tr '\n' ' ')" = "notes.txt shard-00000.h5 shard-00001.h5 " ] || fail "--force left $(ls -A "$dir/e")"
+run 0 "$sparda" data verify "$dir/e"
+says out "6 rows, 192 tokens in 2 files"
+for other in state.h5 step-0000003.h5 shard-1.h5 shard-000001.h5 old.hdf5 import.json; do
+    echo precious >"$dir/e/$other"
+    cksum "$dir/e/"* >"$dir/before"
+    run 2 "$sparda" data synth --out "$dir/e" --rows 2 --seq-len 32 --force
+    says err "e/$other is nothing that synth makes, and is not replaced"
+    cksum "$dir/e/"* | cmp -s - "$dir/before" || fail "a refused synth changed files beside $other"
+    rm "$dir/e/$other"
+done
+# the hidden folder of a killed run goes, that of a process at work and other hidden files stay
+sleep 1000 &
+alive=$!
+sh -c 'exit 0' &
+gone=$!
+wait $gone
+mkdir "$dir/e/.synth.tmp.$gone" "$dir/e/.synth.tmp.$alive"
+: >"$dir/e/.synth.tmp.$gone/shard-00000.h5"
+: >"$dir/e/.other.tmp"
+run 0 "$sparda" data synth --out "$dir/e" --rows 2 --seq-len 32 --force
+[ "$(LC_ALL=C ls -A "$dir/e" | tr '\n' ' ')" = ".other.tmp .synth.tmp.$alive notes.txt shard-00000.h5 " ] ||
+    fail "after a killed run: $(ls -A "$dir/e")"
+kill $alive
+
 # ---- MDS
 run 0 "$sparda" data info "$source/tests/mds/raw"
 says out "64 rows, 160325 tokens in 10 files"
@@ -155,7 +185,7 @@ says err "re-tokenisation"
 got=$?
 [ $got = 3 ] || fail "a full disk ended with $got, expected 3"
 says err "File too large"
-[ -z "$(ls -A "$dir/full")" ] || fail "left behind: $(ls -A "$dir/full")"
+[ ! -e "$dir/full" ] || fail "left behind: $(ls -A "$dir/full")"
 run 0 "$sparda" data synth --out "$dir/full" --rows 3000 --seq-len 1024 --shards 2
 run 3 "$sparda" data synth --out "$dir/huge" --rows 4000000000000 --seq-len 1024
 says err "MB are free"
