@@ -62,16 +62,21 @@ static sp_status add_file(json_t *files, const char *path) {
     if (stat(path, &info) != 0)
         return sp_error(SP_BAD_INPUT, "%s cannot be read: %s", path, strerror(errno));
     char *real = realpath(path, NULL);
-    json_array_append_new(files, json_pack("[s,I,I]", real ? real : path, (json_int_t)info.st_size,
-                                           (json_int_t)info.st_mtim.tv_sec));
+    sp_status st = sp_import_check_text("the path of a source", real ? real : path, "rename it");
+    if (st == SP_OK)
+        json_array_append_new(files,
+                              json_pack("[s,I,I]", real ? real : path, (json_int_t)info.st_size,
+                                        (json_int_t)info.st_mtim.tv_sec));
     free(real);
-    return SP_OK;
+    return st;
 }
 
 // Everything that the shards depend on, as a text to be compared.
 static sp_status make_plan(const sp_import_args *a, const sp_import_domain *d, char **text) {
     json_t *files = json_array();
     sp_status st = files ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (st == SP_OK)
+        st = sp_import_check_text("the name of the domain", d->name, "give one with --domain");
     for (int64_t i = 0; i < d->sources.n && st == SP_OK; i++)
         st = add_file(files, d->sources.at[i]->path);
     for (int64_t i = 0; i < d->n_flat && st == SP_OK; i++) st = add_file(files, d->flat[i].path);

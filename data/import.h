@@ -99,6 +99,10 @@ sp_status sp_import_check_places(const sp_import_args *a, const sp_import_list *
 sp_status sp_import_replaceable(const char *dir);
 bool sp_import_makes(const char *name); // a file of a finished domain
 
+// The record of an import and the list of its shards are JSON, and a shard's texts are UTF-8:
+// SP_BAD_INPUT says that `what` (with `text`) is not, and what to do.
+sp_status sp_import_check_text(const char *what, const char *text, const char *remedy);
+
 // [collective if team->size > 1] The whole work, with progress and a closing line per domain.
 sp_status sp_import_run(const sp_import_args *a, const sp_data_team *team);
 

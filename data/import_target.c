@@ -1,6 +1,7 @@
 // Where an import may write: never where its sources lie, and over nothing but an earlier import.
 #include "common/json.h"
 #include "common/util.h"
+#include "common/yaml.h"
 #include "data/folder_index.h"
 #include "data/folders.h"
 #include "data/import.h"
@@ -57,6 +58,13 @@ sp_status sp_import_replaceable(const char *dir) {
     }
     sp_free_names(name, n);
     return st == SP_OK && n > 0 ? check_record(dir) : st;
+}
+
+sp_status sp_import_check_text(const char *what, const char *text, const char *remedy) {
+    int64_t at = 0;
+    if (sp_is_utf8(text, (int64_t)strlen(text), &at)) return SP_OK;
+    return sp_error(SP_BAD_INPUT, "%s '%s' is no UTF-8 from byte %lld on; %s", what, text,
+                    (long long)at, remedy);
 }
 
 // ---- sources ------------------------------------------------------------------------------------

@@ -277,6 +277,33 @@ mkdir "$work/kept"
 import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/kept/new"
 [ -d "$work/kept" ] && [ ! -e "$work/kept/new" ] || complain 'not exactly the folder that was made is gone'
 
+# ---- names that are no UTF-8: said with the option or the path
+latin1=$(printf 'm\374ll')
+LC_ALL=C # else grep's . is no such byte
+export LC_ALL
+import 2 "$work/one.jsonl" --out "$work/bad" --domain "$latin1"
+has err "^  - --domain '.*' is no UTF-8 from byte 1 on"
+import 2 "$work/one.jsonl" --out "$work/bad" --tokenizer "$latin1"
+has err "^  - --tokenizer '.*' is no UTF-8"
+if mkdir "$work/$latin1" 2>/dev/null; then # some file systems refuse such a name
+    cp "$work/one.jsonl" "$work/$latin1"
+    import 2 "$work/$latin1/one.jsonl" --out "$work/bad"
+    has err "the path of a source '.*/one.jsonl' is no UTF-8"
+    import 2 "$work/$latin1" --out "$work/bad"
+    has err "the name of the domain '.*' is no UTF-8.*--domain"
+    cp "$root/data/tiny-base/config.json" "$work/$latin1"
+    import 2 "$work/one.jsonl" --out "$work/bad" --base "$work/$latin1"
+    has err "the name of --base, '.*' is no UTF-8.*--tokenizer"
+    import 0 "$work/one.jsonl" --out "$work/named" --base "$work/$latin1" --tokenizer mine
+    cp "$tokenizers/bytes.json" "$work/$latin1/tokenizer.json"
+    for names in "--from $work/$latin1 --to $tokenizers/small.json" "--to $work/$latin1 --from $tokenizers/small.json"; do
+        # shellcheck disable=SC2086
+        check 2 "$sparda" data retokenize "$work/one.jsonl" --out "$work/bad" $names
+        has err "the name of ${names%% *}, '.*' is no UTF-8"
+    done
+fi
+nothing_left "$work/bad"
+
 # ---- a full disk: 3, and nothing is left
 awk 'BEGIN { for (i = 0; i < 400; i++) { printf "[1"; for (k = 0; k < 3000; k++) printf ",%d", k; print "]" } }' \
     >"$work/large.jsonl"
