@@ -368,7 +368,23 @@ check 0 "$sparda" data info "$work/listed" --json
 has err 'warning: .*the shards are opened without it'
 cmp "$work/out" "$work/info" || complain 'another description without the list'
 check 0 "$sparda" data verify "$work/listed" --write-list
-has err 'shards.json lists [0-9]* shards'
+has err 'shards.json lists all shards, of 400 rows'
 cmp "$work/listed/shards.json" "$work/whole/large/shards.json" || complain 'another list by verify'
+# no list but for what was verified: not below a folder of shards, not behind links, and loops end
+mkdir -p "$work/tree/a/below" "$work/outside"
+cp "$work/json1/rows/"*.h5 "$work/tree/a"
+cp "$work/json2/rows/"*.h5 "$work/outside"
+cp "$work/json2/rows/shard-00000.h5" "$work/tree/a/below"
+ln -s . "$work/tree/a/x"
+ln -s . "$work/tree/a/y"
+ln -s ../outside "$work/tree/b"
+check 0 timeout 60 "$sparda" data verify "$work/tree" --write-list
+has err 'tree/b is a symbolic link, and nothing is written behind it'
+lists=$(cd "$work" && find tree outside -name shards.json)
+[ "$lists" = tree/a/shards.json ] || complain "lists: $lists"
+ln -s tree/a "$work/here" # the path itself may be a link
+rm "$work/tree/a/shards.json"
+check 0 timeout 60 "$sparda" data verify "$work/here" --write-list
+[ -e "$work/tree/a/shards.json" ] || complain 'no list in the folder that was named by a link'
 
 finish
