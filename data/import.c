@@ -632,6 +632,10 @@ static sp_status run_with(work *w, const sp_import_args *a, sp_import_list *list
         st = sp_problems_end(&problems, SP_BAD_INPUT, "the data cannot be imported");
     else
         free(problems.text);
+    if (st == SP_OK && a->change && w->team->rank == 0)
+        for (int64_t i = 0; i < list->n; i++)
+            for (int64_t k = 0; k < list->at[i].sources.n; k++)
+                a->change->look(a->change->user, list->at[i].sources.at[k]);
     if (st == SP_OK) st = sp_import_cut(list, &a->format, a->shard_tokens);
     if (st == SP_OK) st = make_targets(w, list);
     if (st == SP_OK && w->team->rank == 0) st = prepare_all(w, list);

@@ -69,6 +69,8 @@ typedef struct sp_row_change {
     sp_status (*row)(void *worker, const int32_t *tokens, int64_t n, const int32_t **out,
                      int64_t *n_out);
     void (*end)(void *worker); // NULL is allowed
+    // Of every source, before the work, by one thread: room for a warning.
+    void (*look)(void *user, const sp_source *s);
     void *user;
     const char *identity; // of the change, for the plan
 } sp_row_change;

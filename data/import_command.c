@@ -6,6 +6,7 @@
 #include "data/commands.h"
 #include "data/import.h"
 #include "data/retokenize.h"
+#include "data/shard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -110,7 +111,7 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     a.out = o.out;
     a.domain = o.domain;
     a.vocab = a.out_vocab = o.vocab;
-    a.tokenizer = o.tokenizer ? o.tokenizer : identity ? identity : "not stated";
+    a.tokenizer = o.tokenizer ? o.tokenizer : identity ? identity : SP_TOKENIZER_UNKNOWN;
     a.threads = o.threads;
     a.shard_tokens = o.shard_tokens;
     a.force = o.force;

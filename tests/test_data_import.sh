@@ -213,6 +213,35 @@ has out 'tokenizer tokenizers marks.model sha256:'
 retokenize 2 --from "$work/llama3" --to "$tokenizers/marks.model" --clean-up no
 has err 'replace it with --force'
 
+# what a source states of its tokenizer is compared with --from, by the hash where there is one
+again() { # SRC FROM
+    rm -rf "$work/again"
+    check 0 "$sparda" data retokenize "$1" --from "$2" --to "$tokenizers/small.json" --out "$work/again"
+}
+stated() { # NAME...: shards that state it
+    rm -rf "$work/states"
+    import 0 "$work/flat/0.bin" --dtype int32 --eod 9 --out "$work/states" "$@"
+}
+check 0 "$sparda" data synth --out "$work/corpus" --rows 4 --seq-len 64 --shards 2
+again "$work/corpus" "$tokenizers/bytes.json"
+has err "warning: .*shard-00000.h5 states that its rows are of the tokenizer 'synthetic-1024', but --from is 'tokenizers bytes.json sha256:"
+[ "$(grep -c 'states that' "$work/err")" = 1 ] || complain 'not one warning'
+sum=$(sha256sum "$tokenizers/bytes.json" | cut -c 1-16)
+for name in "another tokenizer.json sha256:$sum" llama3 'llama3 tokenizer.model'; do
+    stated --tokenizer "$name"
+    again "$work/states" "$work/llama3"
+    case $name in
+    *.model) has err "tokenizer 'llama3 tokenizer.model', but" ;;
+    *) lacks err 'states that' ;;
+    esac
+done
+stated --tokenizer 'llama3 tokenizer.json sha256:0123456789abcdef'
+again "$work/states" "$work/llama3"
+has err "sha256:0123456789abcdef', but --from is 'llama3 tokenizer.json sha256:$sum'"
+stated
+again "$work/states" "$work/llama3"
+lacks err 'states that'
+
 # ---- what --force replaces: domains of an import, and nothing else
 as_before() { # DIR: what `before` saw
     (cd "$work/$1" && find . -type f -exec cksum {} + | sort) | cmp -s - "$work/before.$1" || complain "$1 was changed"
