@@ -13,13 +13,15 @@ enum { CONFIG_MAX = 1 << 24 };
 static sp_status data_synth_model(int argc, char **argv) {
     sp_synth_model_args a = {.seed = 1};
     sp_problems p = {0};
-    const sp_argument list[] = {{"--like", .text = &a.like},
-                                {"--out", .text = &a.out},
-                                {"--layers", .number = &a.layers, .least = 1, .most = 1024},
-                                {"--max-positions", .number = &a.max_positions, .least = 1},
-                                {"--seed", .seed = &a.seed},
-                                {0}};
+    const sp_argument list[] = {
+        {"--like", .text = &a.like},
+        {"--out", .text = &a.out},
+        {"--layers", .number = &a.layers, .least = 1, .most = 1024},
+        {"--max-positions", .number = &a.max_positions, .least = 1, .most = INT32_MAX},
+        {"--seed", .seed = &a.seed},
+        {0}};
     sp_arguments_read(argc, argv, list, NULL, &p);
+    if (!a.like) sp_problems_add(&p, "--like NAME is missing; NAME is minicpm4.1-8b or nosa-8b");
     if (!a.out) sp_problems_add(&p, "--out DIR is missing");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data synth-model (see --help)"));
     return sp_synth_model(&a);

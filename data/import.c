@@ -379,7 +379,10 @@ static void mark_failed(work *w, target *t, sp_status st) {
 static void *work_off(void *arg) {
     work *w = arg;
     worker k = {.w = w};
-    k.scan = (sp_scan){.vocab = w->a->vocab, .visit = take_row, .user = &k};
+    // Without a vocabulary the largest id plus 1 is stored as one, in an int32: a source with an id
+    // beyond that is refused where the id stands.
+    const int64_t vocab = w->a->vocab ? w->a->vocab : INT32_MAX;
+    k.scan = (sp_scan){.vocab = vocab, .visit = take_row, .user = &k};
     const sp_row_change *c = w->a->change;
     sp_status st = c ? c->start(c->user, &k.change) : SP_OK;
     for (int64_t i; !w->stop && (i = w->next++) < w->n_items;) {

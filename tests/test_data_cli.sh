@@ -123,6 +123,10 @@ says err "mean document length 1"
 run 2 "$sparda" data synth --out "$dir/x" --row 3
 says err "unknown option '--row'"
 run 2 "$sparda" data synth --out "$dir/x" extra
+run 2 "$sparda" data synth-model --out "$dir/x"
+says err "--like NAME is missing; NAME is minicpm4.1-8b or nosa-8b"
+run 2 "$sparda" data synth-model --like nosa-8b --out "$dir/x" --max-positions 2147483648
+says err "--max-positions: a whole number from 1 to 2147483647 is expected"
 run 2 "$sparda" data info
 run 2 "$sparda" data info "$dir/nothing"
 says err "nothing does not exist"

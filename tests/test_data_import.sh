@@ -105,6 +105,12 @@ line '{"ids": [1]}' "has no 'input_ids'"
 line '{"tokens": [1], "input_ids": [2]}' 'two lists'
 line '{"a": "x' 'expected the end of a text'
 line 'null' "expected '\['"
+# the largest int32, which no vocabulary can hold, in the source too and not in the file being made
+printf '[1,2]\n[3,2147483647]\n' >"$work/most.jsonl"
+import 2 "$work/most.jsonl" --out "$work/bad"
+has err 'most.jsonl: row 1 (line 2, byte 6), position 1: token id 2147483647 is outside 0..2147483646'
+lacks err '\.part'
+nothing_left "$work/bad"
 import 2 "$work/a.bin" --out "$work/bad"
 has err 'give --dtype'
 printf 'abc' >"$work/odd.bin"
