@@ -455,7 +455,9 @@ static sp_status publish(const target *t, bool force, int64_t *rows, int64_t *to
     SP_TRY(st);
     if (lstat(t->final, &info) == 0) {
         if (!force)
-            return sp_error(SP_BAD_INPUT, "%s was made by another program meanwhile", t->final);
+            return sp_error(SP_BAD_INPUT,
+                            "%s was made by another program meanwhile; choose another --out",
+                            t->final);
         SP_TRY(sp_import_replaceable(t->final)); // it may have changed since the beginning
         old = sp_format("%s.old.%ld", t->stage, (long)getpid());
         if (!old || rename(t->final, old) != 0)
