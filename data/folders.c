@@ -44,7 +44,7 @@ int64_t sp_folder_shard(const char *name) {
 int64_t sp_folder_there(const char *path) {
     char *at = sp_strdup(path);
     int64_t there = 0, n = at ? (int64_t)strlen(at) : 0;
-    for (int64_t i = 1; i <= n; i++) {
+    for (int64_t i = 1; at && i <= n; i++) {
         if (path[i] && path[i] != '/') continue;
         at[i] = 0;
         if (access(at, F_OK) != 0) break;
@@ -57,7 +57,7 @@ int64_t sp_folder_there(const char *path) {
 
 void sp_folder_unmake(const char *path, int64_t there) {
     char *at = sp_strdup(path);
-    for (int64_t n = at ? (int64_t)strlen(at) : 0; n > there; n--) {
+    for (int64_t n = at ? (int64_t)strlen(at) : 0; at && n > there; n--) {
         if (at[n] && at[n] != '/') continue;
         at[n] = 0;
         if (rmdir(at) != 0) break;
