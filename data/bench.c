@@ -6,8 +6,10 @@
 // that are read, except zstd, whose rates are in unpacked bytes. Formulas: docs/notes/data.md.
 #include "data/bench.h"
 #include "common/arguments.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/util.h"
+#include "data/folders.h"
 #include "data/import.h"
 #include "data/mds_write.h"
 #include "data/prefetch.h"
@@ -35,10 +37,12 @@ enum {
 typedef sp_data_bench_run bench;
 
 void sp_bench_report(bench *b, const char *name, double value, const char *unit, const char *note) {
-    printf("%-38s %10.3f %-8s %s\n", name, value, unit, note);
+    // Standard output belongs to the JSON if that goes there.
+    FILE *out = b->json && strcmp(b->json, "-") == 0 ? stderr : stdout;
+    fprintf(out, "%-38s %10.3f %-8s %s\n", name, value, unit, note);
     json_array_append_new(b->results, json_pack("{s:s,s:f,s:s,s:s}", "name", name, "value", value,
                                                 "unit", unit, "note", note));
-    fflush(stdout);
+    fflush(out);
 }
 
 static int by_value(const void *a, const void *b) {
@@ -76,19 +80,6 @@ static sp_status make_set(const char *dir, int zstd, int64_t rows) {
     sp_progress("%s", "");
     free(tokens);
     return st == SP_OK ? sp_mds_finish(w) : st;
-}
-
-void sp_bench_remove(const char *dir) {
-    char **name;
-    int64_t n;
-    if (sp_list_dir(dir, "", &name, &n) != SP_OK) return;
-    for (int64_t i = 0; i < n; i++) {
-        char *path = sp_path_join(dir, name[i]);
-        if (path && unlink(path) != 0) sp_bench_remove(path);
-        free(path);
-    }
-    sp_free_names(name, n);
-    rmdir(dir);
 }
 
 typedef enum temperature { CACHED, DROPPED } temperature;
@@ -138,7 +129,7 @@ static sp_status import_once(const bench *b, const char *src, int64_t threads,
     sp_status st = sp_import_run(&a, &team);
     sp_log_open(0, NULL, false);
     *seconds = sp_now() - start;
-    sp_bench_remove(b->out);
+    sp_folder_remove(b->out);
     return st;
 }
 
@@ -242,7 +233,7 @@ static sp_status copy_once(const bench *b, const char *src, double *seconds) {
     if (st == SP_OK && c.failed) st = sp_error(SP_ENVIRONMENT, "cannot copy %s to %s", src, b->out);
     if (started || st == SP_OK) free(thread);
     sp_free_names(c.name, c.n);
-    sp_bench_remove(b->out);
+    sp_folder_remove(b->out);
     return st;
 }
 
@@ -445,7 +436,7 @@ static sp_status retokenize_rate(bench *b) {
                             "MB/s", note);
         if (threads == b->threads) break;
     }
-    if (dir) sp_bench_remove(dir);
+    if (dir) sp_folder_remove(dir);
     free(dir);
     sp_retokenizer_close(&r);
     return st;
@@ -475,9 +466,9 @@ static sp_status import_for_reading(bench *b) {
         touch(domain, DROPPED);
         st = waiting(b, "waiting for a row of HDF5", imported, 50);
     }
-    if (domain) sp_bench_remove(domain);
+    if (domain) sp_folder_remove(domain);
     free(domain);
-    sp_bench_remove(imported);
+    sp_folder_remove(imported);
     free(imported);
     return st;
 }
@@ -508,22 +499,43 @@ static sp_status run(bench *b) {
 
 static const char usage[] =
     "sparda bench data [options]     speed of importing and reading token data\n"
-    "  --dir DIR      where files are made, and removed (runs/bench-data)\n"
-    "  --out DIR      where data is copied and imported to, perhaps on another disk (--dir)\n"
+    "  --dir DIR      where a folder is made for its files, and removed (runs/bench-data)\n"
+    "  --out DIR      likewise for what is copied and imported, perhaps on another disk (--dir)\n"
     "  --mb N         size of the raw data set in MB (512); needs about 4 times as much room\n"
     "  --threads N    (all cores)\n"
     "  --shards N     shards of 10,000 rows for the time of opening, of 0.2 MB each (10000)\n"
     "  --text FILE --from TOKENIZER --to TOKENIZER   re-tokenisation of that text, too\n"
-    "  --json FILE    results as JSON\n";
+    "  --json FILE    results as JSON; - is standard output\n";
+
+// All files are made in fresh folders, since --dir and --out may hold files of the user's.
+static sp_status run_in(bench *b, const char *dir, const char *out_dir) {
+    char *work = NULL, *out_work = NULL;
+    sp_status st = SP_OK;
+    SP_GO(sp_folder_private(dir, "sparda-bench", &work));
+    SP_GO(sp_folder_private(out_dir, "sparda-bench", &out_work));
+    b->dir = work;
+    b->out_dir = out_work;
+    b->raw = sp_format("%s/raw", work);
+    b->zip = sp_format("%s/zip", work);
+    b->out = sp_format("%s/out", out_work);
+    st = b->raw && b->zip && b->out ? run(b) : sp_error(SP_ENVIRONMENT, "out of memory");
+done:
+    if (work) sp_folder_remove(work);
+    if (out_work) sp_folder_remove(out_work);
+    free(work);
+    free(out_work);
+    free(b->raw);
+    free(b->zip);
+    free(b->out);
+    return st;
+}
 
 sp_status sp_data_bench(int argc, char **argv) {
-    bench b = {.dir = "runs/bench-data",
-               .mb = 512,
-               .threads = sysconf(_SC_NPROCESSORS_ONLN),
-               .shards = 10000};
+    const char *dir = "runs/bench-data", *out_dir = NULL;
+    bench b = {.mb = 512, .threads = sysconf(_SC_NPROCESSORS_ONLN), .shards = 10000};
     sp_problems p = {0};
-    const sp_argument list[] = {{"--dir", .text = &b.dir},
-                                {"--out", .text = &b.out_dir},
+    const sp_argument list[] = {{"--dir", .text = &dir},
+                                {"--out", .text = &out_dir},
                                 {"--mb", .number = &b.mb, .least = 1, .most = 1 << 30},
                                 {"--threads", .number = &b.threads, .least = 1, .most = 1024},
                                 {"--shards", .number = &b.shards, .least = 1, .most = 100000},
@@ -538,29 +550,21 @@ sp_status sp_data_bench(int argc, char **argv) {
     }
     sp_arguments_read(argc, argv, list, NULL, &p);
     if (b.text && (!b.from || !b.to)) sp_problems_add(&p, "--text needs --from and --to");
+    if (!b.text && (b.from || b.to)) sp_problems_add(&p, "--from and --to need --text");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench data (see --help)"));
-    if (!b.out_dir) b.out_dir = b.dir;
-    SP_TRY(sp_check_destination(b.dir));
-    SP_TRY(sp_check_destination(b.out_dir));
-    SP_TRY(sp_mkdirs(b.dir));
-    SP_TRY(sp_mkdirs(b.out_dir));
-    b.raw = sp_format("%s/raw", b.dir);
-    b.zip = sp_format("%s/zip", b.dir);
-    b.out = sp_format("%s/out", b.out_dir);
+    if (!out_dir) out_dir = dir;
+    SP_TRY(sp_check_destination(dir));
+    SP_TRY(sp_check_destination(out_dir));
+    const int64_t there = sp_folder_there(dir), out_there = sp_folder_there(out_dir);
+    sp_status st = SP_OK;
     b.results = json_array();
-    sp_status st =
-        b.raw && b.zip && b.out && b.results ? run(&b) : sp_error(SP_ENVIRONMENT, "out of memory");
-    if (b.raw) sp_bench_remove(b.raw);
-    if (b.zip) sp_bench_remove(b.zip);
-    if (b.out) sp_bench_remove(b.out);
-    rmdir(b.dir);
-    rmdir(b.out_dir);
-    char *text = st == SP_OK && b.json ? json_dumps(b.results, JSON_INDENT(2)) : NULL;
-    if (text) st = sp_write_file(b.json, text, (int64_t)strlen(text));
-    free(text);
+    SP_GO(sp_mkdirs(dir));
+    SP_GO(sp_mkdirs(out_dir));
+    SP_GO(run_in(&b, dir, out_dir));
+    if (b.json) st = sp_json_write(b.json, b.results);
+done:
+    sp_folder_unmake(out_dir, out_there);
+    sp_folder_unmake(dir, there);
     json_decref(b.results);
-    free(b.raw);
-    free(b.zip);
-    free(b.out);
     return st;
 }

@@ -8,6 +8,7 @@
 #include "data/bench.h"
 #include "data/dataset.h"
 #include "data/folder_index.h"
+#include "data/folders.h"
 #include "data/mds_write.h"
 
 #include <errno.h>
@@ -205,10 +206,10 @@ sp_status sp_bench_opening(sp_data_bench_run *b) {
     SP_GO(make_mds(mds, b->shards));
     SP_GO(measure(b, "opening MDS shards", mds, SP_SHORT_KEEP));
 done:
-    if (mds) sp_bench_remove(mds);
+    if (mds) sp_folder_remove(mds);
     free(mds);
-    if (listed) sp_bench_remove(listed);
-    if (whole) sp_bench_remove(whole);
+    if (listed) sp_folder_remove(listed);
+    if (whole) sp_folder_remove(whole);
     free(listed);
     free(whole);
     return st;

@@ -13,13 +13,15 @@ enum { CONFIG_MAX = 1 << 24 };
 static sp_status data_synth_model(int argc, char **argv) {
     sp_synth_model_args a = {.seed = 1};
     sp_problems p = {0};
-    const sp_argument list[] = {{"--like", .text = &a.like},
-                                {"--out", .text = &a.out},
-                                {"--layers", .number = &a.layers, .least = 1, .most = 1024},
-                                {"--max-positions", .number = &a.max_positions, .least = 1},
-                                {"--seed", .seed = &a.seed},
-                                {0}};
+    const sp_argument list[] = {
+        {"--like", .text = &a.like},
+        {"--out", .text = &a.out},
+        {"--layers", .number = &a.layers, .least = 1, .most = 1024},
+        {"--max-positions", .number = &a.max_positions, .least = 1, .most = INT32_MAX},
+        {"--seed", .seed = &a.seed},
+        {0}};
     sp_arguments_read(argc, argv, list, NULL, &p);
+    if (!a.like) sp_problems_add(&p, "--like NAME is missing; NAME is minicpm4.1-8b or nosa-8b");
     if (!a.out) sp_problems_add(&p, "--out DIR is missing");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data synth-model (see --help)"));
     return sp_synth_model(&a);
@@ -58,7 +60,7 @@ static const command commands[] = {
      "  --question-rate Q   how often facts are asked for, 0 to 1 (0.3)\n"
      "  --ledger-share A    share of ledger documents (0.45)\n"
      "  --prose-share B     share of prose documents (0.25); the rest is code\n"
-     "  --force             replace the *.h5 files of a folder that is not empty\n",
+     "  --force             replace shard-NNNNN.h5 and shards.json of a folder that is not empty\n",
      sp_data_synth, NULL},
     {"import",
      "sparda data import SRC [SRC ...] --out DIR [options]   token data of other forms into HDF5\n"
@@ -75,7 +77,7 @@ static const command commands[] = {
      "  --drop-eod          ... and is left out of the row\n"
      "  --shard-tokens N    about so many tokens a shard (33554432)\n"
      "  --threads N         (all cores)\n"
-     "  --force             replace domains that are there\n"
+     "  --force             replace domains that an import made; anything else is never replaced\n"
      "  Run again, it goes on where it was interrupted. Under mpirun the ranks share the work.\n",
      NULL, sp_data_import},
     {"retokenize",

@@ -10,8 +10,8 @@
 #include "common/log.h"
 #include "common/util.h"
 #include "data/folder_index.h"
+#include "data/folders.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,7 +24,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { JOBS_MAX = 100000, PLAN_MAX = 1 << 28 };
+enum { JOBS_MAX = 100000 };
 
 typedef struct target { // of one domain
     const sp_import_domain *from;
@@ -47,6 +47,7 @@ typedef struct work {
     _Atomic int64_t next, bytes_done;
     int64_t bytes, bytes_before; // to be read in all; done by an earlier run
     double start;                // seconds
+    int64_t out_there;           // sp_folder_there of OUT before rank 0 made it; -1
     atomic_bool stop;            // the machine failed: nobody goes on
     pthread_mutex_t lock;
     sp_problems problems; // under the lock, as is:
@@ -61,21 +62,26 @@ static sp_status add_file(json_t *files, const char *path) {
     if (stat(path, &info) != 0)
         return sp_error(SP_BAD_INPUT, "%s cannot be read: %s", path, strerror(errno));
     char *real = realpath(path, NULL);
-    json_array_append_new(files, json_pack("[s,I,I]", real ? real : path, (json_int_t)info.st_size,
-                                           (json_int_t)info.st_mtim.tv_sec));
+    sp_status st = sp_import_check_text("the path of a source", real ? real : path, "rename it");
+    if (st == SP_OK)
+        json_array_append_new(files,
+                              json_pack("[s,I,I]", real ? real : path, (json_int_t)info.st_size,
+                                        (json_int_t)info.st_mtim.tv_sec));
     free(real);
-    return SP_OK;
+    return st;
 }
 
 // Everything that the shards depend on, as a text to be compared.
 static sp_status make_plan(const sp_import_args *a, const sp_import_domain *d, char **text) {
     json_t *files = json_array();
     sp_status st = files ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (st == SP_OK)
+        st = sp_import_check_text("the name of the domain", d->name, "give one with --domain");
     for (int64_t i = 0; i < d->sources.n && st == SP_OK; i++)
         st = add_file(files, d->sources.at[i]->path);
     for (int64_t i = 0; i < d->n_flat && st == SP_OK; i++) st = add_file(files, d->flat[i].path);
     json_t *o = json_pack(
-        "{s:s,s:i,s:s,s:s,s:I,s:I,s:I,s:[i,b,b,b,I],s:s,s:I,s:o}", "format", "sparda-import",
+        "{s:s,s:i,s:s,s:s,s:I,s:I,s:I,s:[i,b,b,b,I],s:s,s:I,s:o}", "format", SP_IMPORT_FORMAT,
         "version", 1, "domain", d->name, "tokenizer", a->tokenizer, "vocab", (json_int_t)a->vocab,
         "out_vocab", (json_int_t)a->out_vocab, "shard_tokens", (json_int_t)a->shard_tokens, "flat",
         a->format.itemsize, a->format.is_signed, a->format.has_eod, a->format.drop_eod,
@@ -90,7 +96,8 @@ static sp_status make_plan(const sp_import_args *a, const sp_import_domain *d, c
 static bool same_plan(const char *folder, const char *name, const char *plan) {
     char *path = sp_path_join(folder, name), *text = NULL;
     int64_t n;
-    bool same = path && sp_path_is_file(path) && sp_read_file(path, PLAN_MAX, &text, &n) == SP_OK &&
+    bool same = path && sp_path_is_file(path) &&
+                sp_read_file(path, SP_IMPORT_RECORD_MAX, &text, &n) == SP_OK &&
                 strcmp(text, plan) == 0;
     sp_error_clear();
     free(text);
@@ -100,33 +107,15 @@ static bool same_plan(const char *folder, const char *name, const char *plan) {
 
 // ---- folders ------------------------------------------------------------------------------------
 
-// All names, also those that begin with a dot.
-static sp_status list_all(const char *dir, char ***name, int64_t *n) {
-    *name = NULL;
-    *n = 0;
-    DIR *d = opendir(dir);
-    if (!d) return sp_error(SP_ENVIRONMENT, "cannot read the folder %s: %s", dir, strerror(errno));
-    sp_status st = SP_OK;
-    for (struct dirent *e; st == SP_OK && (e = readdir(d));) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        char **grown = realloc(*name, (size_t)(*n + 1) * sizeof *grown);
-        if (grown) *name = grown;
-        if (grown && (grown[*n] = sp_strdup(e->d_name)))
-            ++*n;
-        else
-            st = sp_error(SP_ENVIRONMENT, "out of memory");
-    }
-    closedir(d);
-    return st;
-}
-
-static sp_status remove_folder(const char *dir) {
+// With all its files, or those alone that `ours` knows; any other stays, and is an error.
+static sp_status remove_folder(const char *dir, bool (*ours)(const char *name)) {
     char **name;
     int64_t n;
     if (!sp_path_is_dir(dir)) return SP_OK;
     sp_status st = SP_OK;
-    SP_TRY(list_all(dir, &name, &n));
+    SP_TRY(sp_folder_list(dir, &name, &n));
     for (int64_t i = 0; i < n && st == SP_OK; i++) {
+        if (ours && !ours(name[i])) continue;
         char *path = sp_path_join(dir, name[i]);
         if (!path)
             st = sp_error(SP_ENVIRONMENT, "out of memory");
@@ -160,7 +149,7 @@ static bool job_is_done(const target *t, int64_t job) {
 static sp_status remove_leftovers(const char *dir) {
     char **name;
     int64_t n;
-    SP_TRY(list_all(dir, &name, &n));
+    SP_TRY(sp_folder_list(dir, &name, &n));
     for (int64_t i = 0; i < n; i++) {
         char *path = name[i][0] == '.' ? sp_path_join(dir, name[i]) : NULL;
         if (path) unlink(path);
@@ -170,22 +159,31 @@ static sp_status remove_leftovers(const char *dir) {
     return SP_OK;
 }
 
-// [rank 0] Makes or takes over the hidden folder.
-static sp_status prepare(const work *w, target *t) {
-    if (sp_path_is_dir(t->final)) {
-        if (!w->a->force && same_plan(t->final, "import.json", t->plan)) {
+// [rank 0] Whether the domain is there already, or something that is not to be replaced. Changes
+// nothing.
+static sp_status look_at(const work *w, target *t) {
+    struct stat info;
+    if (lstat(t->final, &info) == 0) {
+        if (!w->a->force && same_plan(t->final, SP_IMPORT_RECORD, t->plan)) {
             t->done = true;
             return SP_OK;
         }
-        if (!w->a->force)
+        if (!w->a->force && S_ISDIR(info.st_mode))
             return sp_error(
                 SP_BAD_INPUT,
                 "%s is there already and was not made from the same files with the same "
                 "options; choose another --out or --domain, or replace it with --force",
                 t->final);
-    } else if (sp_path_is_file(t->final)) {
-        return sp_error(SP_BAD_INPUT, "%s is a file; choose another --out", t->final);
+        SP_TRY(sp_import_replaceable(t->final));
     }
+    if (lstat(t->stage, &info) == 0 && !S_ISDIR(info.st_mode))
+        return sp_error(SP_BAD_INPUT, "%s, where shards collect, is no folder; remove it",
+                        t->stage);
+    return SP_OK;
+}
+
+// [rank 0] Makes or takes over the hidden folder.
+static sp_status prepare(target *t) {
     SP_TRY(sp_mkdirs(t->stage));
     t->lock = open(t->stage, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (t->lock >= 0 && flock(t->lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
@@ -194,7 +192,7 @@ static sp_status prepare(const work *w, target *t) {
     if (same_plan(t->stage, "plan.json", t->plan)) return remove_leftovers(t->stage);
     char **name;
     int64_t n;
-    SP_TRY(list_all(t->stage, &name, &n));
+    SP_TRY(sp_folder_list(t->stage, &name, &n));
     sp_status st = SP_OK;
     for (int64_t i = 0; i < n; i++) {
         char *path = sp_path_join(t->stage, name[i]);
@@ -381,7 +379,10 @@ static void mark_failed(work *w, target *t, sp_status st) {
 static void *work_off(void *arg) {
     work *w = arg;
     worker k = {.w = w};
-    k.scan = (sp_scan){.vocab = w->a->vocab, .visit = take_row, .user = &k};
+    // Without a vocabulary the largest id plus 1 is stored as one, in an int32: a source with an id
+    // beyond that is refused where the id stands.
+    const int64_t vocab = w->a->vocab ? w->a->vocab : INT32_MAX;
+    k.scan = (sp_scan){.vocab = vocab, .visit = take_row, .user = &k};
     const sp_row_change *c = w->a->change;
     sp_status st = c ? c->start(c->user, &k.change) : SP_OK;
     for (int64_t i; !w->stop && (i = w->next++) < w->n_items;) {
@@ -420,7 +421,8 @@ static sp_status rename_to(const char *from, const char *to) {
 }
 
 // [rank 0] All jobs are done: the domain appears.
-static sp_status publish(const target *t, int64_t *rows, int64_t *tokens) {
+static sp_status publish(const target *t, bool force, int64_t *rows, int64_t *tokens) {
+    struct stat info;
     char **name, *old = NULL;
     int64_t n, shards = 0;
     sp_status st = SP_OK;
@@ -445,18 +447,24 @@ static sp_status publish(const target *t, int64_t *rows, int64_t *tokens) {
         return sp_error(SP_BAD_INPUT, "%s: no row came out of %s; nothing was made", t->final,
                         t->from->path);
     SP_TRY(sp_folder_index_write(t->stage, rows, tokens));
-    char *from = sp_path_join(t->stage, "plan.json"), *to = sp_path_join(t->stage, "import.json");
+    char *from = sp_path_join(t->stage, "plan.json"),
+         *to = sp_path_join(t->stage, SP_IMPORT_RECORD);
     st = rename_to(from, to);
     free(from);
     free(to);
     SP_TRY(st);
-    if (sp_path_is_dir(t->final)) { // --force
+    if (lstat(t->final, &info) == 0) {
+        if (!force)
+            return sp_error(SP_BAD_INPUT,
+                            "%s was made by another program meanwhile; choose another --out",
+                            t->final);
+        SP_TRY(sp_import_replaceable(t->final)); // it may have changed since the beginning
         old = sp_format("%s.old.%ld", t->stage, (long)getpid());
         if (!old || rename(t->final, old) != 0)
             st = sp_error(SP_ENVIRONMENT, "cannot move %s aside: %s", t->final, strerror(errno));
     }
     if (st == SP_OK) st = rename_to(t->stage, t->final);
-    if (st == SP_OK && old) st = remove_folder(old);
+    if (st == SP_OK && old) st = remove_folder(old, sp_import_makes);
     free(old);
     return st;
 }
@@ -479,10 +487,10 @@ static sp_status finish(work *w) {
         }
         sp_status st = SP_OK;
         if (t->failed || exists(sp_path_join(t->stage, "failed"))) {
-            st = remove_folder(t->stage);
+            st = remove_folder(t->stage, NULL);
         } else if (jobs_missing(t) == 0) {
             int64_t rows, tokens;
-            st = publish(t, &rows, &tokens);
+            st = publish(t, w->a->force, &rows, &tokens);
             if (st == SP_OK)
                 sp_info("%s: %" PRId64 " rows, %" PRId64 " tokens", t->final, rows, tokens);
             if (st == SP_OK && t->dropped)
@@ -491,7 +499,7 @@ static sp_status finish(work *w) {
             if (st == SP_BAD_INPUT) {
                 sp_problems_add(&problems, "%s", sp_error_text());
                 if (w->worst == SP_OK) w->worst = st;
-                st = remove_folder(t->stage);
+                st = remove_folder(t->stage, NULL);
             }
         }
         if (st != SP_OK) {
@@ -556,7 +564,7 @@ static sp_status list_jobs(work *w) {
     for (int64_t i = 0; i < w->n; i++) {
         target *t = &w->target[i];
         if (!t->done && !w->a->force)
-            t->done = sp_path_is_dir(t->final) && same_plan(t->final, "import.json", t->plan);
+            t->done = sp_path_is_dir(t->final) && same_plan(t->final, SP_IMPORT_RECORD, t->plan);
         for (int64_t j = 0; j < t->from->n_jobs && !t->done; j++, k++) {
             if (k % w->team->size != w->team->rank) continue;
             w->bytes += t->from->job[j].bytes;
@@ -590,18 +598,24 @@ static void free_work(work *w) {
 
 static sp_status prepare_all(work *w, const sp_import_list *list) {
     sp_problems p = {0};
-    SP_TRY(sp_mkdirs(w->a->out));
-    SP_TRY(check_room(w->a, list));
-    for (int64_t i = 0; i < w->n; i++) {
-        sp_status st = prepare(w, &w->target[i]);
-        if (st == SP_BAD_INPUT)
+    sp_status st = SP_OK;
+    for (int i = 0; i < 2 && st == SP_OK && p.count == 0; i++) {
+        if (i == 1) { // nothing is in the way
+            w->out_there = sp_folder_there(w->a->out);
+            SP_TRY(sp_mkdirs(w->a->out));
+            SP_TRY(check_room(w->a, list));
+        }
+        for (int64_t k = 0; k < w->n && st == SP_OK; k++) {
+            target *t = &w->target[k];
+            st = i == 0 ? look_at(w, t) : t->done ? SP_OK : prepare(t);
+            if (st != SP_BAD_INPUT) continue;
             sp_problems_add(&p, "%s", sp_error_text());
-        else if (st != SP_OK) {
-            free(p.text);
-            return st;
+            st = SP_OK;
         }
     }
-    return sp_problems_end(&p, SP_BAD_INPUT, "the import cannot begin");
+    if (st == SP_OK) return sp_problems_end(&p, SP_BAD_INPUT, "the import cannot begin");
+    free(p.text);
+    return st;
 }
 
 // Every rank sees the same files, so that all plan the same; rank 0 makes and renames the folders.
@@ -618,10 +632,15 @@ static sp_status run_with(work *w, const sp_import_args *a, sp_import_list *list
             if (!list->at[0].name) st = sp_error(SP_ENVIRONMENT, "out of memory");
         }
     }
+    if (st == SP_OK && problems.count == 0) st = sp_import_check_places(a, list, &problems);
     if (st == SP_OK)
         st = sp_problems_end(&problems, SP_BAD_INPUT, "the data cannot be imported");
     else
         free(problems.text);
+    if (st == SP_OK && a->change && w->team->rank == 0)
+        for (int64_t i = 0; i < list->n; i++)
+            for (int64_t k = 0; k < list->at[i].sources.n; k++)
+                a->change->look(a->change->user, list->at[i].sources.at[k]);
     if (st == SP_OK) st = sp_import_cut(list, &a->format, a->shard_tokens);
     if (st == SP_OK) st = make_targets(w, list);
     if (st == SP_OK && w->team->rank == 0) st = prepare_all(w, list);
@@ -640,10 +659,11 @@ static sp_status run_with(work *w, const sp_import_args *a, sp_import_list *list
 }
 
 sp_status sp_import_run(const sp_import_args *a, const sp_data_team *team) {
-    work w = {.a = a, .team = team};
+    work w = {.a = a, .team = team, .out_there = -1};
     sp_import_list list = {0};
     pthread_mutex_init(&w.lock, NULL);
     sp_status st = run_with(&w, a, &list);
+    if (st != SP_OK && w.out_there >= 0) sp_folder_unmake(a->out, w.out_there);
     free_work(&w);
     sp_import_free(&list);
     return st;

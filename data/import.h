@@ -69,6 +69,8 @@ typedef struct sp_row_change {
     sp_status (*row)(void *worker, const int32_t *tokens, int64_t n, const int32_t **out,
                      int64_t *n_out);
     void (*end)(void *worker); // NULL is allowed
+    // Of every source, before the work, by one thread: room for a warning.
+    void (*look)(void *user, const sp_source *s);
     void *user;
     const char *identity; // of the change, for the plan
 } sp_row_change;
@@ -85,6 +87,23 @@ typedef struct sp_import_args {
     bool force;                  // replace domains that are there
     const sp_row_change *change; // NULL: rows stay as they are
 } sp_import_args;
+
+// ---- where it may write ----
+#define SP_IMPORT_FORMAT "sparda-import"
+#define SP_IMPORT_RECORD "import.json" // what a domain was made from, in its folder
+enum { SP_IMPORT_RECORD_MAX = 1 << 28 };
+
+// Adds a problem if a domain would be made where a source lies, in or around it, links resolved.
+sp_status sp_import_check_places(const sp_import_args *a, const sp_import_list *list,
+                                 sp_problems *problems);
+// Whether --force may replace `dir`: a folder, no link, that an import made and that holds nothing
+// else, or nothing at all. SP_BAD_INPUT names what is in the way.
+sp_status sp_import_replaceable(const char *dir);
+bool sp_import_makes(const char *name); // a file of a finished domain
+
+// The record of an import and the list of its shards are JSON, and a shard's texts are UTF-8:
+// SP_BAD_INPUT says that `what` (with `text`) is not, and what to do.
+sp_status sp_import_check_text(const char *what, const char *text, const char *remedy);
 
 // [collective if team->size > 1] The whole work, with progress and a closing line per domain.
 sp_status sp_import_run(const sp_import_args *a, const sp_data_team *team);

@@ -6,6 +6,7 @@
 #include "data/commands.h"
 #include "data/import.h"
 #include "data/retokenize.h"
+#include "data/shard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +42,15 @@ static void check_common(options *o, sp_flat_format *f, sp_problems *p) {
     if (!o->out) sp_problems_add(p, "--out DIR is missing");
     if (o->domain && (!sp_path_is_safe(o->domain) || strchr(o->domain, '/') || o->domain[0] == '.'))
         sp_problems_add(p, "--domain '%s' cannot be the name of a folder", o->domain);
+    const struct {
+        const char *option, *text;
+    } texts[] = {{"--domain", o->domain}, {"--tokenizer", o->tokenizer}};
+    for (int i = 0; i < 2; i++)
+        if (texts[i].text &&
+            sp_import_check_text(texts[i].option, texts[i].text, "give another name") != SP_OK) {
+            sp_problems_add(p, "%s", sp_error_text());
+            sp_error_clear();
+        }
 }
 
 // "MODEL tokenizer.json sha256:..." of a model folder; only its name if it has no such file.
@@ -92,13 +102,16 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     SP_GO(sp_problems_end(&p, SP_BAD_INPUT, "sparda data import (see --help)"));
     SP_GO(sp_check_destination(o.out));
     if (o.base) SP_GO(sp_base_vocab(o.base, &o.vocab));
-    if (o.base && !o.tokenizer) SP_GO(identity_of(o.base, &identity));
+    if (o.base && !o.tokenizer) {
+        SP_GO(identity_of(o.base, &identity));
+        SP_GO(sp_import_check_text("the name of --base,", identity, "give one with --tokenizer"));
+    }
     a.source = o.sources.at;
     a.n_sources = o.sources.n;
     a.out = o.out;
     a.domain = o.domain;
     a.vocab = a.out_vocab = o.vocab;
-    a.tokenizer = o.tokenizer ? o.tokenizer : identity ? identity : "not stated";
+    a.tokenizer = o.tokenizer ? o.tokenizer : identity ? identity : SP_TOKENIZER_UNKNOWN;
     a.threads = o.threads;
     a.shard_tokens = o.shard_tokens;
     a.force = o.force;
@@ -132,6 +145,8 @@ sp_status sp_data_retokenize(int argc, char **argv, sp_data_assemble assemble) {
     SP_GO(sp_problems_end(&p, SP_BAD_INPUT, "sparda data retokenize (see --help)"));
     SP_GO(sp_check_destination(o.out));
     SP_GO(sp_retokenizer_open(o.from, o.to, o.clean_up, &r));
+    SP_GO(sp_import_check_text("the name of --from,", sp_tokenizer_identity(r.from), "rename it"));
+    SP_GO(sp_import_check_text("the name of --to,", sp_tokenizer_identity(r.to), "rename it"));
     a.source = o.sources.at;
     a.n_sources = o.sources.n;
     a.out = o.out;

@@ -226,20 +226,52 @@ static sp_status parse_shard(const json_t *o, const char *where, sp_problems *p,
     return parse_columns(o, where, p, &s->columns);
 }
 
+// A file that two entries name would be read twice. `seen`: names so far, without what does not
+// alter a path ("./a//b" is "a/b"), and their entries.
+static sp_status check_once(json_t *seen, const char *kind, const char *name, int64_t entry,
+                            const char *where, sp_problems *p) {
+    sp_text key = {0};
+    sp_text_add(&key, "%s", kind);
+    for (const char *at = name; *at;) {
+        size_t n = strcspn(at, "/");
+        if (n > 0 && !(n == 1 && *at == '.')) {
+            sp_text_add(&key, "/");
+            sp_text_bytes(&key, at, n);
+        }
+        at += n + (at[n] == '/');
+    }
+    const json_t *before = key.failed ? NULL : json_object_get(seen, key.data);
+    sp_status st = SP_OK;
+    if (before)
+        sp_problems_add(p,
+                        "%s: its %s is '%s', which is that of shard %lld already; its rows would "
+                        "be read twice. Remove one of the two entries, or name the right file",
+                        where, kind, name, (long long)json_integer_value(before));
+    else if (key.failed || json_object_set_new_nocheck(seen, key.data, json_integer(entry)) != 0)
+        st = sp_error(SP_ENVIRONMENT, "out of memory for an MDS index");
+    sp_text_free(&key);
+    return st;
+}
+
 static sp_status parse_shards(const json_t *shards, const char *where, sp_problems *p,
                               sp_mds_index *out) {
     int64_t n = (int64_t)json_array_size(shards);
     SP_TRY(sp_alloc(&out->shard, n, sizeof *out->shard, "MDS shards"));
     out->n = n;
-    for (int64_t i = 0; i < n; i++) {
+    json_t *seen = json_object();
+    sp_status st = SP_OK;
+    for (int64_t i = 0; i < n && st == SP_OK; i++) {
+        sp_mds_shard *s = &out->shard[i];
         char *place = sp_format("%s: shard %lld", where, (long long)i);
-        if (!place) return sp_error(SP_ENVIRONMENT, "out of memory");
-        sp_status st = parse_shard(json_array_get(shards, (size_t)i), place, p, &out->shard[i]);
+        if (!place) st = sp_error(SP_ENVIRONMENT, "out of memory");
+        if (st == SP_OK) st = parse_shard(json_array_get(shards, (size_t)i), place, p, s);
+        if (st == SP_OK && s->basename) st = check_once(seen, "raw_data", s->basename, i, place, p);
+        if (st == SP_OK && s->zip) st = check_once(seen, "zip_data", s->zip, i, place, p);
         free(place);
-        SP_TRY(st);
-        out->samples += out->shard[i].samples; // below 2^30 each, and the text is bounded
+        out->samples += s->samples; // below 2^30 each, and the text is bounded
     }
-    return SP_OK;
+    json_decref(seen);
+    return st;
 }
 
 sp_status sp_mds_parse_index(const char *text, int64_t bytes, const char *where,

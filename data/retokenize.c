@@ -1,6 +1,8 @@
 // Re-tokenisation as the public pipeline does it (docs/spec/training.md 9.4): the text of a row,
 // without special tokens, encoded without adding any. Rows that become empty are left out.
 #include "data/retokenize.h"
+#include "common/log.h"
+#include "data/shard.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,10 +52,43 @@ static sp_status change(void *user, const int32_t *tokens, int64_t n, const int3
     return sp_encode(w->to, text, bytes, out, n_out);
 }
 
+// The bytes of an identity "NAME FILE sha256:HEX" that name the tokenizer; all of another text.
+static size_t name_length(const char *identity) {
+    const char *end = strstr(identity, " sha256:");
+    while (end && end > identity && end[-1] != ' ') end--;
+    return end && end > identity ? (size_t)(end - identity) - 1 : strlen(identity);
+}
+
+// As far as two texts tell: by the hash if both have one, else by the name.
+static bool may_be_equal(const char *a, const char *b) {
+    const char *x = strstr(a, "sha256:"), *y = strstr(b, "sha256:");
+    if (x && y) {
+        size_t n = strlen(x), m = strlen(y); // one may have been cut
+        return strncmp(x, y, n < m ? n : m) == 0;
+    }
+    size_t n = name_length(a);
+    return n == name_length(b) && strncmp(a, b, n) == 0;
+}
+
+// Identities are free text, so that another one is a reason for a look, not for a refusal.
+static void look(void *user, const sp_source *s) {
+    sp_retokenizer *r = user;
+    const char *from = sp_tokenizer_identity(r->from);
+    if (!s->tokenizer || strcmp(s->tokenizer, SP_TOKENIZER_UNKNOWN) == 0 ||
+        may_be_equal(s->tokenizer, from) || (r->warned && strcmp(r->warned, s->tokenizer) == 0))
+        return;
+    free(r->warned);
+    r->warned = sp_strdup(s->tokenizer);
+    sp_warn("%s states that its rows are of the tokenizer '%s', but --from is '%s'; unless these "
+            "are the same, the text is not what was meant",
+            s->path, s->tokenizer, from);
+}
+
 void sp_retokenizer_close(sp_retokenizer *r) {
     sp_tokenizer_close(r->from);
     sp_tokenizer_close(r->to);
     free(r->identity);
+    free(r->warned);
     *r = (sp_retokenizer){0};
 }
 
@@ -75,7 +110,11 @@ sp_status sp_retokenizer_open(const char *from, const char *to, const char *clea
         sp_retokenizer_close(r);
         return st;
     }
-    r->change = (sp_row_change){
-        .start = start, .row = change, .end = end, .user = r, .identity = r->identity};
+    r->change = (sp_row_change){.start = start,
+                                .row = change,
+                                .end = end,
+                                .look = look,
+                                .user = r,
+                                .identity = r->identity};
     return SP_OK;
 }

@@ -9,6 +9,7 @@ typedef struct sp_retokenizer {
     sp_tokenizer *from, *to;
     bool clean_up;
     char *identity;
+    char *warned;         // stated by a source and not that of `from`; NULL
     sp_row_change change; // refers to this structure, which must stay where it is
 } sp_retokenizer;
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define SP_SHARD_FORMAT "sparda-tokens"
+#define SP_TOKENIZER_UNKNOWN "not stated" // identity that an import without one writes
 enum {
     SP_SHARD_VERSION = 1,
     SP_SHARD_TEXT_MAX = 4096,       // bytes of the tokenizer identity and of a domain's name

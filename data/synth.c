@@ -5,10 +5,17 @@
 #include "data/commands.h"
 #include "data/corpus.h"
 #include "data/dataset.h"
+#include "data/folder_index.h"
+#include "data/folders.h"
+#include "data/import.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -79,28 +86,76 @@ static sp_status synth_shard(const synth *s, const char *path, int64_t first, in
     return sp_shard_finish(w);
 }
 
-// Is it one of the first `n` shards?
-static bool is_our_shard(const char *name, int64_t n) {
-    long long k = -1;
-    if (sscanf(name, "shard-%lld", &k) != 1 || k < 0 || k >= n) return false;
-    char *ours = shard_path(".", k);
-    bool same = ours && strcmp(ours + 2, name) == 0;
-    free(ours);
-    return same;
+// ---- what is there already ----------------------------------------------------------------------
+
+static bool ends_with(const char *name, const char *suffix) {
+    size_t n = strlen(name), s = strlen(suffix);
+    return n >= s && strcmp(name + n - s, suffix) == 0;
 }
 
-// Removes the files of `dir` ending in `suffix`, except the first `keep` shards.
-static void remove_files(const char *dir, const char *suffix, int64_t keep) {
+// Files of other origin that would be read as shards, or describe some, cannot stay beside the
+// corpus, and are not removed either.
+static sp_status check_folder(const synth *s) {
     char **name;
     int64_t n;
-    if (sp_list_dir(dir, suffix, &name, &n) != SP_OK) return;
+    SP_TRY(sp_list_dir(s->out, "", &name, &n));
+    sp_status st = SP_OK;
+    if (n > 0 && !s->force)
+        st = sp_error(SP_BAD_INPUT,
+                      "%s is not empty; choose another folder, or replace the shard-NNNNN.h5 files "
+                      "in it with --force",
+                      s->out);
+    for (int64_t i = 0; i < n && st == SP_OK; i++) {
+        char *path = sp_path_join(s->out, name[i]);
+        bool read = ends_with(name[i], ".h5") || ends_with(name[i], ".hdf5") ||
+                    strcmp(name[i], SP_IMPORT_RECORD) == 0;
+        if (!path)
+            st = sp_error(SP_ENVIRONMENT, "out of memory");
+        else if (read && (sp_folder_shard(name[i]) < 0 || sp_path_is_dir(path)))
+            st = sp_error(SP_BAD_INPUT,
+                          "%s is nothing that synth makes, and is not replaced; choose another "
+                          "--out, or remove it yourself",
+                          path);
+        free(path);
+    }
+    sp_free_names(name, n);
+    return st;
+}
+
+// Removes the shards of an earlier corpus from number `keep` on.
+static void remove_shards(const char *dir, int64_t keep) {
+    char **name;
+    int64_t n;
+    if (sp_list_dir(dir, ".h5", &name, &n) != SP_OK) return;
     for (int64_t i = 0; i < n; i++) {
-        char *path = is_our_shard(name[i], keep) ? NULL : sp_path_join(dir, name[i]);
+        char *path = sp_folder_shard(name[i]) >= keep ? sp_path_join(dir, name[i]) : NULL;
         if (path) unlink(path);
         free(path);
     }
     sp_free_names(name, n);
 }
+
+#define WORK_PREFIX ".synth.tmp." // and the process
+
+// Hidden folders of runs that were killed. The lock says whether a process of another host that
+// shares the folder is at work.
+static void remove_leftovers(const char *dir) {
+    char **name;
+    int64_t n;
+    if (sp_folder_list(dir, &name, &n) != SP_OK) return;
+    for (int64_t i = 0; i < n; i++) {
+        long pid;
+        if (sscanf(name[i], WORK_PREFIX "%ld", &pid) != 1 || pid < 1) continue;
+        char *path = kill((pid_t)pid, 0) != 0 && errno == ESRCH ? sp_path_join(dir, name[i]) : NULL;
+        int lock = path ? open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC) : -1;
+        if (lock >= 0 && flock(lock, LOCK_EX | LOCK_NB) == 0) sp_folder_remove(path);
+        if (lock >= 0) close(lock);
+        free(path);
+    }
+    sp_free_names(name, n);
+}
+
+// ---- writing ------------------------------------------------------------------------------------
 
 // All shards in a hidden folder first, so that the folder never shows a part of the data set.
 static sp_status write_shards(const synth *s, const char *work) {
@@ -116,12 +171,36 @@ static sp_status write_shards(const synth *s, const char *work) {
         free(path);
     }
     free(tokens);
+    // The list of the shards that are replaced would contradict the new ones.
+    char *list = sp_path_join(s->out, SP_FOLDER_INDEX);
+    if (st == SP_OK && (!list || (unlink(list) != 0 && errno != ENOENT)))
+        st =
+            sp_error(SP_ENVIRONMENT, "cannot remove %s: %s", list ? list : s->out, strerror(errno));
+    free(list);
     for (int64_t k = 0; k < s->shards && st == SP_OK; k++) {
         char *from = shard_path(work, k), *to = shard_path(s->out, k);
         st = from && to ? sp_commit_file(from, to) : sp_error(SP_ENVIRONMENT, "out of memory");
         free(from);
         free(to);
     }
+    return st;
+}
+
+static sp_status make(const synth *s) {
+    SP_TRY(check_folder(s));
+    remove_leftovers(s->out);
+    SP_TRY(check_room(s));
+    char *work = sp_format("%s/" WORK_PREFIX "%ld", s->out, (long)getpid());
+    sp_status st = work ? sp_mkdirs(work) : sp_error(SP_ENVIRONMENT, "out of memory");
+    if (st == SP_OK) {
+        int lock = open(work, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        if (lock >= 0) flock(lock, LOCK_EX | LOCK_NB);
+        st = write_shards(s, work);
+        if (st == SP_OK) remove_shards(s->out, s->shards);
+        sp_folder_remove(work);
+        if (lock >= 0) close(lock);
+    }
+    free(work);
     return st;
 }
 
@@ -143,30 +222,12 @@ sp_status sp_data_synth(int argc, char **argv) {
     if (!s.out) sp_problems_add(&p, "--out DIR is missing");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data synth (see --help)"));
     SP_TRY(check_synth(&s));
-    SP_TRY(sp_mkdirs(s.out));
-    char **name;
-    int64_t n;
-    SP_TRY(sp_list_dir(s.out, "", &name, &n));
-    sp_free_names(name, n);
-    if (n > 0 && !s.force)
-        return sp_error(SP_BAD_INPUT,
-                        "%s is not empty; choose another folder, or replace the *.h5 files in it "
-                        "with --force",
-                        s.out);
-    SP_TRY(check_room(&s));
-    char *work = sp_format("%s/.synth.tmp.%ld", s.out, (long)getpid());
-    sp_status st = work ? sp_mkdirs(work) : sp_error(SP_ENVIRONMENT, "out of memory");
-    if (st == SP_OK) {
-        st = write_shards(&s, work);
-        if (st == SP_OK) {
-            remove_files(s.out, ".h5", s.shards);
-            remove_files(s.out, ".hdf5", 0);
-        }
-        remove_files(work, "", 0);
-        rmdir(work);
-    }
-    free(work);
+    SP_TRY(sp_check_destination(s.out));
+    const int64_t there = sp_folder_there(s.out);
+    sp_status st = sp_mkdirs(s.out);
+    if (st == SP_OK) st = make(&s);
     sp_progress("%s", "");
+    if (st != SP_OK) sp_folder_unmake(s.out, there);
     SP_TRY(st);
     sp_info("%s: %lld rows of %lld tokens (%lld in all) in %lld shard%s; seed %" PRIu64
             ", tokenizer %s, vocabulary %d",

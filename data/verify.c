@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 typedef struct row_hash {
@@ -210,8 +211,52 @@ static void print_text(const verify *v, const char *path, const sp_dataset_info 
                (long long)info->domain[i].rows, (long long)info->domain[i].tokens);
 }
 
+// ---- the list of shards -------------------------------------------------------------------------
+
+// Whether `dir`, where shards lie, is a link in the root of domains `path`: behind it may be
+// another place than the user named, where nothing is written. `path` itself may be a link.
+static bool leads_away(const char *dir, const char *path) {
+    struct stat a, b;
+    if (stat(dir, &a) == 0 && stat(path, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino)
+        return false;
+    return lstat(dir, &a) != 0 || S_ISLNK(a.st_mode);
+}
+
+static sp_status write_list(const char *dir, const char *path) {
+    int64_t rows, tokens;
+    if (leads_away(dir, path)) {
+        sp_warn("%s is a symbolic link, and nothing is written behind it; to list its shards, "
+                "verify the folder it leads to",
+                dir);
+        return SP_OK;
+    }
+    SP_TRY(sp_folder_index_write(dir, &rows, &tokens));
+    sp_info("%s/%s lists all shards, of %lld rows", dir, SP_FOLDER_INDEX, (long long)rows);
+    return SP_OK;
+}
+
+// shards.json for the folders of HDF5 shards that have been verified; their files lie together.
+static sp_status write_lists(const verify *v, const char *path) {
+    char *last = NULL;
+    sp_status st = SP_OK;
+    if (!sp_path_is_dir(path)) return SP_OK;
+    for (int64_t i = 0; i < v->n_files && st == SP_OK; i++) {
+        const char *file = v->file[i]->path, *dot = strrchr(file, '.');
+        if (!dot || strcmp(dot, ".h5") != 0) continue; // the list has no others
+        char *dir = sp_path_dir(file);
+        if (!dir)
+            st = sp_error(SP_ENVIRONMENT, "out of memory");
+        else if (!last || strcmp(dir, last) != 0)
+            st = write_list(dir, path);
+        free(last);
+        last = dir;
+    }
+    free(last);
+    return st;
+}
+
 static sp_status verify_path(const char *path, int64_t vocab, bool duplicates, int64_t threads,
-                             bool json) {
+                             bool json, bool lists) {
     sp_data_entry one = {.path = (char *)path};
     const sp_data_list entries = {&one, 1};
     sp_dataset *d;
@@ -232,6 +277,7 @@ static sp_status verify_path(const char *path, int64_t vocab, bool duplicates, i
         st = print_json(&v, &info, equal);
     else
         print_text(&v, path, &info, equal, example);
+    if (lists && st == SP_OK) st = write_lists(&v, path);
 done:
     sp_dataset_info_free(&info);
     pthread_mutex_destroy(&v.lock);
@@ -242,29 +288,6 @@ done:
     free(v.file);
     sp_dataset_close(d);
     return st;
-}
-
-// shards.json for every folder of HDF5 shards that `path` is or holds.
-static sp_status write_lists(const char *path) {
-    char **name;
-    int64_t n, rows, tokens, shards = 0;
-    if (!sp_path_is_dir(path)) return SP_OK;
-    SP_TRY(sp_list_dir(path, "", &name, &n));
-    sp_status st = SP_OK;
-    for (int64_t i = 0; i < n && st == SP_OK; i++) {
-        size_t l = strlen(name[i]);
-        shards += l > 3 && strcmp(name[i] + l - 3, ".h5") == 0;
-        char *below = sp_path_join(path, name[i]);
-        if (!below) st = sp_error(SP_ENVIRONMENT, "out of memory");
-        if (st == SP_OK && sp_path_is_dir(below)) st = write_lists(below);
-        free(below);
-    }
-    sp_free_names(name, n);
-    SP_TRY(st);
-    if (shards == 0) return SP_OK;
-    SP_TRY(sp_folder_index_write(path, &rows, &tokens));
-    sp_info("%s/%s lists %lld shards", path, SP_FOLDER_INDEX, (long long)shards);
-    return SP_OK;
 }
 
 sp_status sp_data_verify(int argc, char **argv) {
@@ -286,6 +309,5 @@ sp_status sp_data_verify(int argc, char **argv) {
     if (base && vocab) sp_problems_add(&p, "--base and --vocab say the same; give one");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data verify (see --help)"));
     if (base) SP_TRY(sp_base_vocab(base, &vocab));
-    SP_TRY(verify_path(path, vocab, !none, threads, json));
-    return list_shards ? write_lists(path) : SP_OK;
+    return verify_path(path, vocab, !none, threads, json, list_shards);
 }

@@ -60,6 +60,36 @@ run 0 "$sparda" data synth --out "$dir/a" --rows 4 --seq-len 64 --force
 run 0 "$sparda" data info "$dir/a" --json
 says out '"tokens": 256,'
 
+# what --force replaces: shards and their list, which another corpus would contradict
+run 0 "$sparda" data synth --out "$dir/e" --rows 4 --seq-len 64 --shards 4
+run 0 "$sparda" data verify "$dir/e" --write-list
+echo precious >"$dir/e/notes.txt"
+run 0 "$sparda" data synth --out "$dir/e" --rows 6 --seq-len 32 --shards 2 --force
+[ "$(LC_ALL=C ls -A "$dir/e" | tr '\n' ' ')" = "notes.txt shard-00000.h5 shard-00001.h5 " ] || fail "--force left $(ls -A "$dir/e")"
+run 0 "$sparda" data verify "$dir/e"
+says out "6 rows, 192 tokens in 2 files"
+for other in state.h5 step-0000003.h5 shard-1.h5 shard-000001.h5 old.hdf5 import.json; do
+    echo precious >"$dir/e/$other"
+    cksum "$dir/e/"* >"$dir/before"
+    run 2 "$sparda" data synth --out "$dir/e" --rows 2 --seq-len 32 --force
+    says err "e/$other is nothing that synth makes, and is not replaced"
+    cksum "$dir/e/"* | cmp -s - "$dir/before" || fail "a refused synth changed files beside $other"
+    rm "$dir/e/$other"
+done
+# the hidden folder of a killed run goes, that of a process at work and other hidden files stay
+sleep 1000 &
+alive=$!
+sh -c 'exit 0' &
+gone=$!
+wait $gone
+mkdir "$dir/e/.synth.tmp.$gone" "$dir/e/.synth.tmp.$alive"
+: >"$dir/e/.synth.tmp.$gone/shard-00000.h5"
+: >"$dir/e/.other.tmp"
+run 0 "$sparda" data synth --out "$dir/e" --rows 2 --seq-len 32 --force
+[ "$(LC_ALL=C ls -A "$dir/e" | tr '\n' ' ')" = ".other.tmp .synth.tmp.$alive notes.txt shard-00000.h5 " ] ||
+    fail "after a killed run: $(ls -A "$dir/e")"
+kill $alive
+
 # ---- MDS
 run 0 "$sparda" data info "$source/tests/mds/raw"
 says out "64 rows, 160325 tokens in 10 files"
@@ -93,6 +123,10 @@ says err "mean document length 1"
 run 2 "$sparda" data synth --out "$dir/x" --row 3
 says err "unknown option '--row'"
 run 2 "$sparda" data synth --out "$dir/x" extra
+run 2 "$sparda" data synth-model --out "$dir/x"
+says err "--like NAME is missing; NAME is minicpm4.1-8b or nosa-8b"
+run 2 "$sparda" data synth-model --like nosa-8b --out "$dir/x" --max-positions 2147483648
+says err "--max-positions: a whole number from 1 to 2147483647 is expected"
 run 2 "$sparda" data info
 run 2 "$sparda" data info "$dir/nothing"
 says err "nothing does not exist"
@@ -127,6 +161,25 @@ for name in 'sequential reading, disk' 'copying files, disk' 'import of raw MDS,
 done
 [ ! -e "$dir/bench" ] && [ ! -e "$dir/bench-out" ] || fail "the benchmark left files"
 run 2 "$sparda" bench data --shards 0
+run 2 "$sparda" bench data --dir "$dir/bench" --from "$source/tests/tokenizers/bytes.json"
+says err "--from and --to need --text"
+[ ! -e "$dir/bench" ] || fail "a refused benchmark made its folder"
+# folders of the user's beside its own stay as they are, also behind links
+mkdir -p "$dir/shared" "$dir/behind/raw"
+for name in raw zip out kept listed whole mds text; do
+    mkdir "$dir/shared/$name"
+    echo precious >"$dir/shared/$name/thesis"
+done
+echo precious >"$dir/behind/raw/thesis"
+echo precious >"$dir/shared/written.tmp"
+ln -s "$dir/behind/raw" "$dir/shared/link"
+(cd "$dir" && find shared behind | sort) >"$dir/before"
+run 0 "$sparda" bench data --mb 1 --shards 3 --dir "$dir/shared" --json - \
+    --text "$source/README.md" --from "$source/tests/tokenizers/bytes.json" --to "$source/tests/tokenizers/small.json"
+(cd "$dir" && find shared behind | sort) | diff "$dir/before" - || fail "the benchmark changed a folder of others"
+[ "$(head -c 1 "$dir/out")" = '[' ] && [ "$(tail -c 2 "$dir/out")" = ']' ] ||
+    fail "bench data --json - printed other things than JSON"
+says err "re-tokenisation"
 
 # ---- no room: nothing of the failed set remains
 (
@@ -136,7 +189,7 @@ run 2 "$sparda" bench data --shards 0
 got=$?
 [ $got = 3 ] || fail "a full disk ended with $got, expected 3"
 says err "File too large"
-[ -z "$(ls -A "$dir/full")" ] || fail "left behind: $(ls -A "$dir/full")"
+[ ! -e "$dir/full" ] || fail "left behind: $(ls -A "$dir/full")"
 run 0 "$sparda" data synth --out "$dir/full" --rows 3000 --seq-len 1024 --shards 2
 run 3 "$sparda" data synth --out "$dir/huge" --rows 4000000000000 --seq-len 1024
 says err "MB are free"

@@ -105,6 +105,12 @@ line '{"ids": [1]}' "has no 'input_ids'"
 line '{"tokens": [1], "input_ids": [2]}' 'two lists'
 line '{"a": "x' 'expected the end of a text'
 line 'null' "expected '\['"
+# the largest int32, which no vocabulary can hold, in the source too and not in the file being made
+printf '[1,2]\n[3,2147483647]\n' >"$work/most.jsonl"
+import 2 "$work/most.jsonl" --out "$work/bad"
+has err 'most.jsonl: row 1 (line 2, byte 6), position 1: token id 2147483647 is outside 0..2147483646'
+lacks err '\.part'
+nothing_left "$work/bad"
 import 2 "$work/a.bin" --out "$work/bad"
 has err 'give --dtype'
 printf 'abc' >"$work/odd.bin"
@@ -213,6 +219,126 @@ has out 'tokenizer tokenizers marks.model sha256:'
 retokenize 2 --from "$work/llama3" --to "$tokenizers/marks.model" --clean-up no
 has err 'replace it with --force'
 
+# what a source states of its tokenizer is compared with --from, by the hash where there is one
+again() { # SRC FROM
+    rm -rf "$work/again"
+    check 0 "$sparda" data retokenize "$1" --from "$2" --to "$tokenizers/small.json" --out "$work/again"
+}
+stated() { # NAME...: shards that state it
+    rm -rf "$work/states"
+    import 0 "$work/flat/0.bin" --dtype int32 --eod 9 --out "$work/states" "$@"
+}
+check 0 "$sparda" data synth --out "$work/corpus" --rows 4 --seq-len 64 --shards 2
+again "$work/corpus" "$tokenizers/bytes.json"
+has err "warning: .*shard-00000.h5 states that its rows are of the tokenizer 'synthetic-1024', but --from is 'tokenizers bytes.json sha256:"
+[ "$(grep -c 'states that' "$work/err")" = 1 ] || complain 'not one warning'
+sum=$(sha256sum "$tokenizers/bytes.json" | cut -c 1-16)
+for name in "another tokenizer.json sha256:$sum" llama3 'llama3 tokenizer.model'; do
+    stated --tokenizer "$name"
+    again "$work/states" "$work/llama3"
+    case $name in
+    *.model) has err "tokenizer 'llama3 tokenizer.model', but" ;;
+    *) lacks err 'states that' ;;
+    esac
+done
+stated --tokenizer 'llama3 tokenizer.json sha256:0123456789abcdef'
+again "$work/states" "$work/llama3"
+has err "sha256:0123456789abcdef', but --from is 'llama3 tokenizer.json sha256:$sum'"
+stated
+again "$work/states" "$work/llama3"
+lacks err 'states that'
+
+# ---- what --force replaces: domains of an import, and nothing else
+as_before() { # DIR: what `before` saw
+    (cd "$work/$1" && find . -type f -exec cksum {} + | sort) | cmp -s - "$work/before.$1" || complain "$1 was changed"
+}
+before() { (cd "$work/$1" && find . -type f -exec cksum {} + | sort) >"$work/before.$1"; }
+refused() { # DIR PATTERN SRC... OPTION...
+    dir=$1
+    pattern=$2
+    shift 2
+    before "$dir"
+    import 2 "$@"
+    has err "$pattern"
+    as_before "$dir"
+    [ -z "$(find "$work/$dir" -name '.import-*')" ] || complain "left in $dir: a hidden folder"
+}
+printf '[1,2,3]\n' >"$work/one.jsonl"
+printf '[4,5]\n' >"$work/two.jsonl"
+mkdir -p "$work/fo/one/sub" # whatever has the name of the domain
+echo precious >"$work/fo/one/thesis"
+refused fo 'fo/one/.* is nothing that an import makes, and is not replaced; choose another --out' \
+    "$work/one.jsonl" --out "$work/fo" --force
+mkdir -p "$work/look/one" # shards of somebody else
+cp "$work/json1/rows/"shard* "$work/look/one"
+refused look 'look/one was not made by an import (it has no import.json' "$work/one.jsonl" --out "$work/look" --force
+import 0 "$work/one.jsonl" --out "$work/mine"
+echo precious >"$work/mine/one/notes.txt" # a file put into a domain
+refused mine 'mine/one/notes.txt is nothing that an import makes' "$work/two.jsonl" --out "$work/mine" --domain one --force
+rm "$work/mine/one/notes.txt"
+import 0 "$work/two.jsonl" --out "$work/mine" --domain one --force
+[ "$(tokens "$work/mine")" = 2 ] || complain '--force did not replace a domain of an import'
+import 0 "$work/one.jsonl" --out "$work/B" --domain b # behind a link
+mkdir "$work/A"
+ln -s ../B/b "$work/A/one"
+refused B 'A/one is a symbolic link, and is not replaced' "$work/two.jsonl" --out "$work/A" --domain one --force
+[ -L "$work/A/one" ] || complain 'the link is gone'
+mkdir "$work/empty"
+mkdir "$work/empty/one"
+import 0 "$work/one.jsonl" --out "$work/empty" --force
+# one domain in the way: the other one is not begun either
+mkdir -p "$work/both/two/sub"
+refused both 'both/two/sub is nothing' "$work/one.jsonl" "$work/two.jsonl" --out "$work/both" --force
+# no source is ever in the way of its own domain
+cp -r "$mds/raw" "$work/m0"
+chmod -R u+w "$work/m0"
+refused m0 'm0/ledger is, holds or lies in the source .*m0, which must stay' "$work/m0" --out "$work/m0" --force
+refused m0 'm0/ledger is, holds or lies in' "$work/m0/ledger" --out "$work/m0" --force
+refused m0 'm0/new/ledger is, holds or lies in' "$work/m0" --out "$work/m0/new"
+mkdir -p "$work/dom2/b"
+cp "$work/one.jsonl" "$work/dom2/b/b.jsonl"
+refused dom2 'dom2/b is, holds or lies in the source .*b.jsonl' "$work/dom2/b/b.jsonl" --out "$work/dom2" --force
+ln -s dom2/b/b.jsonl "$work/b.jsonl" # by a link
+refused dom2 'dom2/b is, holds or lies in' "$work/b.jsonl" --out "$work/dom2" --force
+before mine
+check 2 "$sparda" data retokenize "$work/mine" --from "$tokenizers/bytes.json" --to "$tokenizers/small.json" \
+    --out "$work/mine" --force
+has err 'mine/one is, holds or lies in'
+as_before mine
+# a folder made for an import that fails goes with it
+import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/new1/new2"
+[ ! -e "$work/new1" ] || complain 'the folder of a failed import is left'
+mkdir "$work/kept"
+import 2 "$work/neg.bin" --dtype int32 --eod 9 --out "$work/kept/new"
+[ -d "$work/kept" ] && [ ! -e "$work/kept/new" ] || complain 'not exactly the folder that was made is gone'
+
+# ---- names that are no UTF-8: said with the option or the path
+latin1=$(printf 'm\374ll')
+LC_ALL=C # else grep's . is no such byte
+export LC_ALL
+import 2 "$work/one.jsonl" --out "$work/bad" --domain "$latin1"
+has err "^  - --domain '.*' is no UTF-8 from byte 1 on"
+import 2 "$work/one.jsonl" --out "$work/bad" --tokenizer "$latin1"
+has err "^  - --tokenizer '.*' is no UTF-8"
+if mkdir "$work/$latin1" 2>/dev/null; then # some file systems refuse such a name
+    cp "$work/one.jsonl" "$work/$latin1"
+    import 2 "$work/$latin1/one.jsonl" --out "$work/bad"
+    has err "the path of a source '.*/one.jsonl' is no UTF-8"
+    import 2 "$work/$latin1" --out "$work/bad"
+    has err "the name of the domain '.*' is no UTF-8.*--domain"
+    cp "$root/data/tiny-base/config.json" "$work/$latin1"
+    import 2 "$work/one.jsonl" --out "$work/bad" --base "$work/$latin1"
+    has err "the name of --base, '.*' is no UTF-8.*--tokenizer"
+    import 0 "$work/one.jsonl" --out "$work/named" --base "$work/$latin1" --tokenizer mine
+    cp "$tokenizers/bytes.json" "$work/$latin1/tokenizer.json"
+    for names in "--from $work/$latin1 --to $tokenizers/small.json" "--to $work/$latin1 --from $tokenizers/small.json"; do
+        # shellcheck disable=SC2086
+        check 2 "$sparda" data retokenize "$work/one.jsonl" --out "$work/bad" $names
+        has err "the name of ${names%% *}, '.*' is no UTF-8"
+    done
+fi
+nothing_left "$work/bad"
+
 # ---- a full disk: 3, and nothing is left
 awk 'BEGIN { for (i = 0; i < 400; i++) { printf "[1"; for (k = 0; k < 3000; k++) printf ",%d", k; print "]" } }' \
     >"$work/large.jsonl"
@@ -277,7 +403,23 @@ check 0 "$sparda" data info "$work/listed" --json
 has err 'warning: .*the shards are opened without it'
 cmp "$work/out" "$work/info" || complain 'another description without the list'
 check 0 "$sparda" data verify "$work/listed" --write-list
-has err 'shards.json lists [0-9]* shards'
+has err 'shards.json lists all shards, of 400 rows'
 cmp "$work/listed/shards.json" "$work/whole/large/shards.json" || complain 'another list by verify'
+# no list but for what was verified: not below a folder of shards, not behind links, and loops end
+mkdir -p "$work/tree/a/below" "$work/outside"
+cp "$work/json1/rows/"*.h5 "$work/tree/a"
+cp "$work/json2/rows/"*.h5 "$work/outside"
+cp "$work/json2/rows/shard-00000.h5" "$work/tree/a/below"
+ln -s . "$work/tree/a/x"
+ln -s . "$work/tree/a/y"
+ln -s ../outside "$work/tree/b"
+check 0 timeout 60 "$sparda" data verify "$work/tree" --write-list
+has err 'tree/b is a symbolic link, and nothing is written behind it'
+lists=$(cd "$work" && find tree outside -name shards.json)
+[ "$lists" = tree/a/shards.json ] || complain "lists: $lists"
+ln -s tree/a "$work/here" # the path itself may be a link
+rm "$work/tree/a/shards.json"
+check 0 timeout 60 "$sparda" data verify "$work/here" --write-list
+[ -e "$work/tree/a/shards.json" ] || complain 'no list in the folder that was named by a link'
 
 finish

@@ -619,6 +619,37 @@ static void faulty_indexes_are_refused(void **state) {
     discard(&m);
 }
 
+// The same rows twice, however the file's name is written.
+static void a_shard_listed_twice_is_refused(void **state) {
+    (void)state;
+    maker m = usual("twice");
+    write_shard(&m);
+    static const char *const names[] = {"shard.00000.mds", "./shard.00000.mds",
+                                        ".//./shard.00000.mds"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        for (int zip = 0; zip < 2; zip++) { // of which the compressed file alone is the same
+            json_t *again = json_deep_copy(m.shard);
+            json_object_set_new(json_object_get(again, "raw_data"), "basename",
+                                json_string(zip ? "another.mds" : names[i]));
+            json_t *index = json_pack("{s:[O,o],s:i}", "shards", m.shard, again, "version", 2);
+            for (int k = 0; zip && k < 2; k++)
+                json_object_set_new(json_array_get(json_object_get(index, "shards"), (size_t)k),
+                                    "zip_data",
+                                    json_pack("{s:s,s:i,s:{}}", "basename", k ? names[i] : names[0],
+                                              "bytes", 9, "hashes"));
+            char *text = json_dumps(index, 0);
+            write_text(&m, text);
+            char *part = sp_format("index.json: shard 1: its %s is '%s', which is that of shard 0",
+                                   zip ? "zip_data" : "raw_data", names[i]);
+            assert_refused(&m, part);
+            free(part);
+            free(text);
+            json_decref(index);
+            json_object_del(m.shard, "zip_data");
+        }
+    discard(&m);
+}
+
 // The raw copy beside a compressed shard is read if it is whole, else the compressed file.
 static void a_raw_copy_is_preferred(void **state) {
     (void)state;
@@ -683,6 +714,7 @@ int main(void) {
         cmocka_unit_test(index_and_shard_must_agree),
         cmocka_unit_test(other_columns_and_forms_are_refused_clearly),
         cmocka_unit_test(faulty_indexes_are_refused),
+        cmocka_unit_test(a_shard_listed_twice_is_refused),
         cmocka_unit_test(a_raw_copy_is_preferred),
         cmocka_unit_test(all_faults_are_listed),
     };
