@@ -406,7 +406,9 @@ static int list_cases(const fixture *f, bench_case *list) {
         double blocks = (double)(i / s->selection.block);
         listed += own + whole * fmin(blocks, K - 1);
     }
-    const double original_flop = 2 * d * HQ * original_pairs;
+    // Two products a pair: the sum of exponentials comes before the probabilities.
+    const double teacher_flop = 4 * d * HQ * teacher_pairs;
+    const double original_flop = 4 * d * HQ * original_pairs;
     const double attention = 4 * d * HQ * listed,
                  attention_bytes = e * (2 * T * HQ * d + 2 * keys) + lists;
 #define LINEAR(in, out) 2 * T *(in) * (out), e *(T * ((in) + (out)) + (in) * (out))
@@ -433,7 +435,7 @@ static int list_cases(const fixture *f, bench_case *list) {
         {"sparse_attention", "80% stays, with a bias", run_sparse_biased,
          B(qkv) | B(lists) | B(attn) | CIS, attention, attention_bytes + 4 * T * HKV, 0},
         {"compress_keys", "teacher", run_compress, B(qkv) | B(kt), 0, 2 * e * keys, 0},
-        {"importance", "teacher", run_teacher, B(qkv) | B(kt) | B(a), 2.0 * d * HQ * teacher_pairs,
+        {"importance", "teacher", run_teacher, B(qkv) | B(kt) | B(a), teacher_flop,
          e * (T * HQ * d + keys) + rows_a, 0},
         {"importance", "original", run_original, B(qkv) | B(kd) | B(a), original_flop,
          e * (T * HQ * d + n_d * HKV * d) + rows_a, 0},
@@ -444,9 +446,8 @@ static int list_cases(const fixture *f, bench_case *list) {
         {"select_blocks", "", run_select, B(a) | B(lists) | B(qkv) | B(kt), 0, rows_a + lists, 0},
         {"forecast_lists", "", run_forecast_lists, B(f) | B(kd) | B(lists),
          2.0 * d * HKV * original_pairs, e * (keys + n_d * HKV * d) + lists, 0},
-        // Two products a pair: the sum of exponentials comes before the probabilities.
         {"original_lists", "importance, then the cut", run_original_lists,
-         B(qkv) | B(kd) | B(a) | B(lists), 2 * original_flop,
+         B(qkv) | B(kd) | B(a) | B(lists), original_flop,
          e * (T * HQ * d + n_d * HKV * d) + 2 * rows_a + lists, 0},
         {"cis", "", run_cis, B(qkv) | CIS, 2 * keys * HKV, e * keys + 4 * T * HKV, 0},
         {"cis_blocks", "", run_cis_blocks, B(qkv) | CIS | B(block_cis) | B(order), 0,
