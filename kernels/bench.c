@@ -406,7 +406,8 @@ static int list_cases(const fixture *f, bench_case *list) {
         double blocks = (double)(i / s->selection.block);
         listed += own + whole * fmin(blocks, K - 1);
     }
-    // Two products a pair: the sum of exponentials comes before the probabilities.
+    // Two products a pair, as in model/flops.h: the sum of exponentials comes before the
+    // probabilities. (The CPU backend keeps the first one's logits, and so may pass its ceiling.)
     const double teacher_flop = 4 * d * HQ * teacher_pairs;
     const double original_flop = 4 * d * HQ * original_pairs;
     const double attention = 4 * d * HQ * listed,
