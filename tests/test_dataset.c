@@ -221,6 +221,14 @@ static void identity_tells_names_sizes_and_rows(void **state) {
     assert_ok(sp_dataset_identity(d, again));
     sp_dataset_close(d);
     assert_string_not_equal(first, again);
+    char *b = inside("id/y/b.h5");
+    assert_int_equal(unlink(b), 0);
+    free(make_even_shard("id/y/a.h5", 1, 2, 5)); // other tokens, the same name and size
+    assert_ok(open_path(moved, &d));
+    assert_ok(sp_dataset_identity(d, again));
+    sp_dataset_close(d);
+    assert_string_not_equal(first, again);
+    free(b);
     free(a);
     free(dir);
     free(moved);

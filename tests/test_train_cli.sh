@@ -322,6 +322,13 @@ kl() {
 [ -n "$(kl only)" ] || complain 'no kl'
 [ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
 
+# ---- data made anew under the same names, as large as before
+"$sparda" data synth --out "$work/anew" --rows 8 --seq-len 64 --seed 1 2>"$work/err" || complain "no data"
+check 0 train made --set "data=[$work/anew]" --set steps=1
+"$sparda" data synth --out "$work/anew" --rows 8 --seq-len 64 --seed 2 --force 2>"$work/err" || complain "no data"
+check 2 train made --set "data=[$work/anew]" --set steps=1 --resume
+has err 'the training data has changed'
+
 # ---- the reference is of no run
 check 2 "$sparda" train --reference --out "$work/x" "$work/c.yaml"
 has err 'stands alone'
