@@ -552,6 +552,7 @@ sp_status sp_data_bench(int argc, char **argv) {
     if (b.text && (!b.from || !b.to)) sp_problems_add(&p, "--text needs --from and --to");
     if (!b.text && (b.from || b.to)) sp_problems_add(&p, "--from and --to need --text");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda bench data (see --help)"));
+    SP_TRY(sp_json_check_place(b.json));
     if (!out_dir) out_dir = dir;
     SP_TRY(sp_check_destination(dir));
     SP_TRY(sp_check_destination(out_dir));
