@@ -8,6 +8,7 @@
 #include "validate/validate.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,7 +99,9 @@ static sp_status flush_output(void) {
 // stays.
 static void wait_asleep(char **argv) {
     if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv("/proc/self/exe", argv);
+    char self[PATH_MAX] = ""; // by its own name, which ps and the kernel's messages show
+    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) return;
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) == 0) execv(self, argv);
     // Not possible (no /proc): the same results, only slower on a busy machine.
 }
 

@@ -174,11 +174,11 @@ static sp_status check_replaceable(const sp_export_args *a, const char *out) {
 sp_status sp_export_check_destination(const sp_export_args *a) {
     const char *out = a->out_dir;
     bool empty = true;
-    if (!sp_path_is_dir(out)) {
-        if (access(out, F_OK) == 0)
-            return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", out);
-        return a->merge_base ? sp_merge_check(a->merge_base, out) : SP_OK;
-    }
+    if (!sp_path_is_dir(out) && access(out, F_OK) == 0)
+        return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", out);
+    bool there = sp_path_is_dir(out);
+    if (a->merge_base && (!there || !a->force)) SP_TRY(sp_merge_check(a->merge_base, out));
+    if (!there) return SP_OK;
     if (has_entry(out, "run.json", false) || has_entry(out, "checkpoints", true))
         return sp_error(SP_BAD_INPUT,
                         "%s is the folder of a training run, not of an export; choose another "
@@ -191,7 +191,7 @@ sp_status sp_export_check_destination(const sp_export_args *a) {
                         "with --force",
                         out);
     SP_TRY(check_replaceable(a, out));
-    return a->merge_base ? sp_merge_check(a->merge_base, out) : SP_OK;
+    return a->merge_base && a->force ? sp_merge_check(a->merge_base, out) : SP_OK;
 }
 
 static sp_status prepare_destination(job *j) {

@@ -412,6 +412,11 @@ static int find_option(const char *key) {
     return -1;
 }
 
+const char *sp_config_source(const sp_config *c, const char *key) {
+    const char *source = c->source[find_option(key)];
+    return source ? source : "default";
+}
+
 static bool is_group(const char *key) {
     size_t n = strlen(key);
     for (int i = 0; i < sp_option_count; i++)

@@ -101,6 +101,8 @@ sp_status sp_config_load(const char *file, const char *const *sets, int n_sets, 
 // From the text that sp_config_print made (a checkpoint's resolved configuration).
 sp_status sp_config_parse(const char *yaml, const char *origin, sp_config **out);
 void sp_config_free(sp_config *c);
+// Where the value of an option comes from: "FILE:LINE", "--set" or "default".
+const char *sp_config_source(const sp_config *c, const char *key);
 
 // Resolved configuration as YAML that loads to the same values (paths absolute), with comments
 // naming the source of each value if `sources`. Caller frees.

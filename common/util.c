@@ -172,6 +172,17 @@ sp_status sp_check_destination(const char *path) {
     return st;
 }
 
+int64_t sp_host_available(void) {
+    int64_t kib = -1, n;
+    char *text = NULL;
+    if (sp_read_file("/proc/meminfo", 1 << 20, &text, &n) == SP_OK) {
+        const char *at = strstr(text, "MemAvailable:");
+        if (at) kib = strtoll(at + strlen("MemAvailable:"), NULL, 10);
+    }
+    free(text);
+    return kib < 0 ? INT64_MAX : kib * 1024;
+}
+
 static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }

@@ -39,6 +39,10 @@ sp_status sp_mkdirs(const char *path);
 // Whether sp_mkdirs(path) and writing there would succeed, as far as can be seen beforehand;
 // creates nothing. For long work whose result goes to `path`.
 sp_status sp_check_destination(const char *path);
+
+// What the host could still give, in bytes: memory that is free or only caches files. INT64_MAX if
+// the system does not say.
+int64_t sp_host_available(void);
 // Names in `dir` with the given suffix ("" = all), sorted bytewise, without "." entries.
 sp_status sp_list_dir(const char *dir, const char *suffix, char ***names, int64_t *n);
 void sp_free_names(char **names, int64_t n);

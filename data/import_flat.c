@@ -304,7 +304,9 @@ static sp_status take_object(json_row *r) {
         } while (take(r, ','));
         if (!take(r, '}')) return not_json(r, "',' or '}'");
     }
-    return found ? SP_OK : sp_error(SP_BAD_INPUT, "the object has no 'input_ids' and no 'tokens'");
+    return found ? SP_OK
+                 : sp_error(SP_BAD_INPUT, "the object has no 'input_ids' and no 'tokens' (token "
+                                          "ids; text is not tokenized here)");
 }
 
 sp_status sp_json_row_parse(const char *line, int64_t bytes, sp_scan *scan, int64_t *n,

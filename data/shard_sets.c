@@ -30,7 +30,9 @@ sp_status sp_shard_explain_open(const char *path) {
         if (is && H5Fis_hdf5(path) <= 0)
             st = sp_shard_bad(path, "expected an HDF5 token shard, but this is %s", is);
         else if (H5Fis_hdf5(path) == 0)
-            st = sp_shard_bad(path, "expected an HDF5 token shard, but this is not an HDF5 file");
+            st = sp_shard_bad(
+                path, "expected an HDF5 token shard, but this is not an HDF5 file; 'sparda data "
+                      "import' makes shards of .jsonl and .bin files");
         else
             st = sp_shard_bad(path,
                               "HDF5 cannot open it: %s. The file may be cut short or damaged, or "

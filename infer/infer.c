@@ -28,7 +28,6 @@ const char *sp_infer_mode_name(sp_infer_mode m) {
     return (unsigned)m < SP_MODES ? modes[m].name : "unknown";
 }
 
-
 bool sp_infer_mode_offloads(sp_infer_mode m) {
     return modes[m].offloads;
 }
@@ -108,19 +107,6 @@ static void parts(const sp_infer_args *a, sp_infer *e, part out[TENSORS]) {
     memcpy(out, list, sizeof list);
 }
 
-// What the host could still give, in bytes: memory that is free or only caches files.
-static int64_t host_free(void) {
-    int64_t kib = -1;
-    char *text = NULL;
-    int64_t n;
-    if (sp_read_file("/proc/meminfo", 1 << 20, &text, &n) == SP_OK) {
-        const char *at = strstr(text, "MemAvailable:");
-        if (at) kib = strtoll(at + strlen("MemAvailable:"), NULL, 10);
-    }
-    free(text);
-    return kib < 0 ? INT64_MAX : kib * 1024;
-}
-
 static void sizes(const sp_infer_args *a, sp_infer_memory *m) {
     sp_decode_args da = decode_args(a);
     sp_decode_predict(&da, &m->decode);
@@ -166,7 +152,7 @@ sp_status sp_infer_predict(const sp_infer_args *a, sp_infer_memory *out) {
     sizes(a, out);
     SP_TRY(sp_decode_free_memory(a->model->backend, &out->device_free));
     out->device_free = out->device_free > KEEP ? out->device_free - KEEP : 0;
-    out->host_free = a->host_bytes ? a->host_bytes : host_free();
+    out->host_free = a->host_bytes ? a->host_bytes : sp_host_available();
     const room r = {out->device_free, out->host_free};
     out->fits = fits(a, a->batch, r);
     out->max_batch = largest_batch(a, r);

@@ -43,6 +43,14 @@ sp_status sp_backend_open(const sp_backend_options *o, sp_backend **out) {
             "backend 'auto' or 'cpu', or build where the CUDA toolkit is installed");
 #endif
     SP_TRY(sp_cpu_open(o, out));
+#if SPARDA_HAVE_CUDA
+    if (strcmp(name, "auto") == 0) {
+        char *more =
+            sp_format("%s; no usable GPU here (backend 'cuda' says why)", (*out)->description);
+        if (more) free((*out)->description);
+        if (more) (*out)->description = more;
+    }
+#endif
     return SP_OK;
 }
 

@@ -200,6 +200,11 @@ sp_grid sp_deployed_grid(const sp_model_desc *d) {
     return (sp_grid){d->sparse.kernel_size, d->sparse.kernel_stride};
 }
 
+int64_t sp_forced_tokens(const sp_model_desc *d) {
+    sp_selection s = sp_model_selection(d, true);
+    return s.block * (s.init_blocks + s.local_blocks + 1);
+}
+
 sp_selection sp_model_selection(const sp_model_desc *d, bool mask_future) {
     int64_t local = d->sparse.window_size / d->sparse.block_size;
     return (sp_selection){.block = d->sparse.block_size,

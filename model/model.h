@@ -96,6 +96,9 @@ sp_status sp_model_describe_text(const sp_model_desc *d, char **text);
 
 // Grids and selection constants of the method on this model.
 sp_grid sp_deployed_grid(const sp_model_desc *d);
+// Rows of up to so many tokens leave no query a block to choose: all that it sees are initial or
+// local ones (training.md 5.2, 13).
+int64_t sp_forced_tokens(const sp_model_desc *d);
 // k counts everything: topk + window_size/block_size (the HF convention of config.json).
 sp_selection sp_model_selection(const sp_model_desc *d, bool mask_future);
 // The part of it that the query (or the Forecast) chooses, which is also the list of the loss: the

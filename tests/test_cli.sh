@@ -90,7 +90,7 @@ has err 'dry run'
 # Rows that only the validation after the run reads are looked for before it.
 check 2 "$sparda" train configs/tiny.yaml --set "data=[$work/corpus]" --set "eval_data=[$work/none]" \
     --set eval_every_steps=0 --dry-run --out "$work/dry"
-has err "eval_data: .*"
+has err "eval_data (from .*"
 has err "$work/none does not exist"
 
 # ---- the others -----------------------------------------------------------------------------------

@@ -248,6 +248,12 @@ static void report(sp_trainer *t, const sp_step_metrics *m, double seconds_left)
     if (!isfinite(m->grad_norm))
         sp_warn("step %lld: the gradient norm is not finite; update skipped (%lld in a row)",
                 (long long)m->step, (long long)t->at.nonfinite_in_a_row);
+    if (m->kl == 0 && m->grad_norm == 0 && !t->told_no_choice) {
+        t->told_no_choice = true;
+        sp_warn("step %lld: the loss is 0 and nothing was learned: in rows of up to %lld tokens no "
+                "query sees a block that is not attended to anyway",
+                (long long)m->step, (long long)sp_forced_tokens(t->desc));
+    }
     tell_once(&t->metrics_failed, sp_metrics_add(t->metrics, m));
     tell_once(&t->tensorboard_failed, write_scalars(t->tensorboard, m));
 }
@@ -383,7 +389,9 @@ static sp_status tell_stopped(sp_trainer *t) {
     SP_TRY(sp_run_write_info(&t->folder));
     sp_info("stopped by %s after step %lld of %lld, saved in %s", why, (long long)t->at.step,
             (long long)t->config->steps, t->newest);
-    sp_info("continue with: %s --out %s --resume", t->args->command, t->folder.dir);
+    sp_info("continue with%s: %s --out %s --resume",
+            t->ranks->size > 1 ? ", under mpirun or srun as before" : "", t->args->command,
+            t->folder.dir);
     return SP_OK;
 }
 

@@ -122,6 +122,10 @@ static sp_status plan_steps(sp_trainer *t) {
                         "seq_len %lld is below one compression window of %lld tokens: there would "
                         "be nothing to train on",
                         (long long)seq_len, (long long)least);
+    else if (seq_len <= sp_forced_tokens(t->desc))
+        sp_warn("seq_len %lld leaves no query a choice of blocks, so nothing can be learned; more "
+                "than %lld tokens are needed",
+                (long long)seq_len, (long long)sp_forced_tokens(t->desc));
     sp_grid teacher = {c->training_kernel_size, c->training_kernel_stride};
     if (sp_stages_make(sp_deployed_grid(t->desc), teacher, c->progressive_training_kernel,
                        &t->stages) != SP_OK)
@@ -135,10 +139,18 @@ static sp_status plan_steps(sp_trainer *t) {
     return sp_problems_end(&p, SP_BAD_INPUT, "this configuration cannot be trained");
 }
 
+// An error in data: where they are named, and how others are.
+static sp_status of_data(const sp_trainer *t, const char *key, sp_status st) {
+    if (st == SP_BAD_INPUT)
+        sp_error_prefix("%s (from %s; --set '%s=[...]' names others)", key,
+                        sp_config_source(t->config, key), key);
+    return st;
+}
+
 static sp_status open_data(sp_trainer *t) {
     const sp_config *c = t->config;
     sp_dataset_options o = {.vocab = t->desc->vocab, .allow_missing = c->allow_missing_domains};
-    SP_TRY(sp_dataset_open(&c->data, &o, &t->data));
+    SP_TRY(of_data(t, "data", sp_dataset_open(&c->data, &o, &t->data)));
     SP_TRY(sp_dataset_identity(t->data, t->data_identity));
     sp_sampler_args s = {.order = (sp_data_order)c->data_order,
                          .short_rows = (sp_short_rows)c->short_rows,
@@ -149,11 +161,7 @@ static sp_status open_data(sp_trainer *t) {
     bool validates = (c->after_training & SP_AFTER_VALIDATE) && c->eval_data.n > 0;
     if (c->eval_every_steps == 0 && !validates) return SP_OK;
     o.allow_missing = false;
-    sp_status st = sp_dataset_open(&c->eval_data, &o, &t->eval_data);
-    if (st != SP_OK) {
-        sp_error_prefix("eval_data");
-        return st;
-    }
+    SP_TRY(of_data(t, "eval_data", sp_dataset_open(&c->eval_data, &o, &t->eval_data)));
     if (c->eval_every_steps == 0) {
         sp_dataset_close(t->eval_data);
         t->eval_data = NULL;
@@ -243,6 +251,8 @@ static sp_status open_backend(sp_trainer *t) {
         st = sp_backend_open(&o, &t->backend);
     }
     SP_TRY(sp_ranks_agree(st));
+    // One host without its GPU would slow all of them down and be hard to find.
+    SP_TRY(sp_ranks_same("the backend", sp_backend_name(t->backend)));
     return sp_ranks_connect(t->backend, (double)t->config->watchdog_s);
 }
 
@@ -258,12 +268,13 @@ static sp_status check_shapes(const sp_trainer *t) {
 static sp_status check_memory(const sp_trainer *t) {
     if (strcmp(sp_backend_name(t->backend), "cpu") != 0) return SP_OK;
     double need = (double)sp_trainer_predicted_bytes(t) * t->ranks->local_size;
-    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    double have = (double)sp_host_available();
     if (need <= have) return SP_OK;
-    return sp_error(SP_ENVIRONMENT,
-                    "%d ranks of this run need about %.1f GiB on %s, which has %.1f GiB of memory; "
-                    "lower seq_len or use fewer ranks per host",
-                    t->ranks->local_size, need / 1073741824, t->ranks->host, have / 1073741824);
+    return sp_error(
+        SP_ENVIRONMENT,
+        "the ranks of this run on %s (%d) need about %.1f GiB, and the host has %.1f GiB of memory "
+        "to give now; lower seq_len, or use fewer ranks per host",
+        t->ranks->host, t->ranks->local_size, need / 1073741824, have / 1073741824);
 }
 
 // ---- plan ---------------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ static sp_status check_unchanged(const sp_trainer *t, const char *path) {
                                saved->steps, t->config->steps) != SP_OK)
         sp_problems_add(&p, "%s", sp_error_text());
     if (strcmp(s->data_identity ? s->data_identity : "", t->data_identity) != 0)
-        sp_problems_add(&p, "the training data has changed: files, sizes, row counts or rows differ from "
-                            "those the run began with");
+        sp_problems_add(
+            &p, "the training data has changed: files, sizes, row counts or rows differ from "
+                "those the run began with");
     if (s->samples != s->step * saved->global_batch)
         sp_problems_add(&p, "the checkpoint contradicts itself: %lld samples in %lld steps of %lld",
                         (long long)s->samples, (long long)s->step, (long long)saved->global_batch);

@@ -92,7 +92,7 @@ typedef struct sp_trainer {
     bool stopped;        // by a signal or the time limit
     int64_t peak_bytes;  // of the last step, the largest of all ranks
     int64_t told_skipped;
-    bool tensorboard_failed, metrics_failed;
+    bool tensorboard_failed, metrics_failed, told_no_choice;
 } sp_trainer;
 
 sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args);
