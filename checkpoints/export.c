@@ -174,8 +174,7 @@ static sp_status check_replaceable(const sp_export_args *a, const char *out) {
 sp_status sp_export_check_destination(const sp_export_args *a) {
     const char *out = a->out_dir;
     bool empty = true;
-    if (!sp_path_is_dir(out) && access(out, F_OK) == 0)
-        return sp_error(SP_BAD_INPUT, "%s exists and is not a folder", out);
+    SP_TRY(sp_check_destination(out));
     bool there = sp_path_is_dir(out);
     if (a->merge_base && (!there || !a->force)) SP_TRY(sp_merge_check(a->merge_base, out));
     if (!there) return SP_OK;
@@ -198,11 +197,10 @@ static sp_status prepare_destination(job *j) {
     const char *dir = j->a->out_dir;
     size_t len = strlen(dir);
     while (len > 1 && dir[len - 1] == '/') len--;
-    j->out = sp_format("%.*s", (int)len, dir);
+    SP_TRY(sp_export_check_destination(j->a));
+    // A folder that is there is taken by its own name, not by a link's or as ".".
+    j->out = sp_path_is_dir(dir) ? realpath(dir, NULL) : sp_format("%.*s", (int)len, dir);
     if (!j->out) return out_of_memory();
-    sp_export_args a = *j->a;
-    a.out_dir = j->out;
-    SP_TRY(sp_export_check_destination(&a));
     j->staging = sp_temporary_name(j->out);
     j->bundle =
         j->staging && j->a->merge_base ? sp_path_join(j->staging, "sparda") : sp_strdup(j->staging);
@@ -233,15 +231,13 @@ static void remove_stale(const job *j) {
 static sp_status put_in_place(job *j) {
     char *parent = sp_path_dir(j->out);
     sp_status st = parent ? SP_OK : out_of_memory();
-    // An empty folder gives way to the rename; one with files takes them one by one.
-    if (st == SP_OK && rename(j->staging, j->out) != 0) {
-        if (errno != ENOTEMPTY && errno != EEXIST) {
-            st = sp_error(SP_ENVIRONMENT, "cannot rename %s to %s: %s", j->staging, j->out,
-                          strerror(errno));
-        } else {
-            remove_stale(j);
-            st = sp_move_tree(j->staging, j->out, SP_EXPORT_RECORD);
-        }
+    // A folder that is there, perhaps somebody's working directory, takes the files one by one.
+    if (st == SP_OK && sp_path_is_dir(j->out)) {
+        remove_stale(j);
+        st = sp_move_tree(j->staging, j->out, SP_EXPORT_RECORD);
+    } else if (st == SP_OK && rename(j->staging, j->out) != 0) {
+        st = sp_error(SP_ENVIRONMENT, "cannot rename %s to %s: %s", j->staging, j->out,
+                      strerror(errno));
     }
     if (st == SP_OK) sync_folder(parent);
     free(parent);

@@ -59,10 +59,15 @@ static sp_status folder_is_free(const char *to) {
                     to);
 }
 
-static sp_status file_is_free(const char *from, const char *to, void *unused) {
-    (void)unused;
+static sp_status file_is_free(const char *from, const char *to, void *merged_before) {
     struct stat s;
-    if (lstat(to, &s) != 0 || !S_ISDIR(s.st_mode)) return SP_OK;
+    if (lstat(to, &s) != 0) return SP_OK;
+    if (!*(bool *)merged_before && !S_ISDIR(s.st_mode))
+        return sp_error(SP_BAD_INPUT,
+                        "%s was not put there by an export, and is not replaced; choose another "
+                        "--out, or remove it",
+                        to);
+    if (!S_ISDIR(s.st_mode)) return SP_OK;
     return sp_error(SP_BAD_INPUT,
                     "%s is a folder, and the file %s is to be put there; choose another --out, or "
                     "remove the folder",
@@ -103,8 +108,11 @@ sp_status sp_merge_check(const char *base, const char *out) {
                            "%s lies inside the base model's folder %s; choose "
                            "another --out",
                            out, base));
-    SP_GO(walk(base, out, 0, (visitor){folder_is_free, file_is_free}, NULL));
     SP_GO(folder_is_free(inner_out));
+    char *record = sp_path_join(inner_out, SP_EXPORT_RECORD);
+    bool merged_before = record && sp_path_is_file(record);
+    free(record);
+    SP_GO(walk(base, out, 0, (visitor){folder_is_free, file_is_free}, &merged_before));
 done:
     free(inner_out);
     free(inner);

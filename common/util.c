@@ -151,6 +151,12 @@ sp_status sp_check_destination(const char *path) {
     // Up to the first folder that is there.
     while (at && stat(at, &s) != 0 && (errno == ENOENT || errno == ENOTDIR) &&
            strcmp(at, ".") != 0) {
+        if (lstat(at, &s) == 0 && S_ISLNK(s.st_mode)) {
+            sp_status dangling =
+                sp_error(SP_BAD_INPUT, "%s is a link that leads nowhere; choose another path", at);
+            free(at);
+            return dangling;
+        }
         char *up = sp_path_dir(at);
         free(at);
         at = up;

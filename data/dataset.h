@@ -58,9 +58,9 @@ typedef struct sp_dataset_info { // for `data info`
 // Reads the length of every row.
 sp_status sp_dataset_describe(const sp_dataset *d, sp_dataset_info *out);
 void sp_dataset_info_free(sp_dataset_info *i);
-// Identity for resume: hash over the files' names, sizes and row counts, and over the beginnings of
-// three rows of each entry.
-sp_status sp_dataset_identity(const sp_dataset *d, char hex[65]);
+// Identity for resume: hash over the files' names, sizes and row counts and, with `rows`, over the
+// beginnings of three rows of each entry. (States of early programs have the one without.)
+sp_status sp_dataset_identity(const sp_dataset *d, bool rows, char hex[65]);
 
 // ---- order --------------------------------------------------------------------------------------
 

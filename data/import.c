@@ -459,6 +459,9 @@ static sp_status publish(const target *t, bool force, int64_t *rows, int64_t *to
                             "%s was made by another program meanwhile; choose another --out",
                             t->final);
         SP_TRY(sp_import_replaceable(t->final)); // it may have changed since the beginning
+        // At once, where the file system can: at no moment is there no domain of that name.
+        if (renameat2(AT_FDCWD, t->stage, AT_FDCWD, t->final, RENAME_EXCHANGE) == 0)
+            return remove_folder(t->stage, sp_import_makes);
         old = sp_format("%s.old.%ld", t->stage, (long)getpid());
         if (!old || rename(t->final, old) != 0)
             st = sp_error(SP_ENVIRONMENT, "cannot move %s aside: %s", t->final, strerror(errno));

@@ -202,32 +202,39 @@ static void identity_tells_names_sizes_and_rows(void **state) {
     char first[65], again[65], *a = make_even_shard("id/x/a.h5", 0, 2, 5), *dir = sp_path_dir(a);
     sp_dataset *d;
     assert_ok(open_path(dir, &d));
-    assert_ok(sp_dataset_identity(d, first));
+    assert_ok(sp_dataset_identity(d, true, first));
     sp_dataset_close(d);
     char *moved = inside("id/y");
     assert_int_equal(rename(dir, moved), 0); // the same data in another place
     assert_ok(open_path(moved, &d));
-    assert_ok(sp_dataset_identity(d, again));
+    assert_ok(sp_dataset_identity(d, true, again));
     sp_dataset_close(d);
     assert_string_equal(first, again);
     free(make_even_shard("id/y/a.h5", 0, 3, 5)); // another row
     assert_ok(open_path(moved, &d));
-    assert_ok(sp_dataset_identity(d, again));
+    assert_ok(sp_dataset_identity(d, true, again));
     sp_dataset_close(d);
     assert_string_not_equal(first, again);
     free(make_even_shard("id/y/a.h5", 0, 2, 5));
     free(make_even_shard("id/y/b.h5", 0, 2, 5)); // another file
     assert_ok(open_path(moved, &d));
-    assert_ok(sp_dataset_identity(d, again));
+    assert_ok(sp_dataset_identity(d, true, again));
     sp_dataset_close(d);
     assert_string_not_equal(first, again);
-    char *b = inside("id/y/b.h5");
+    char *b = inside("id/y/b.h5"), early[65];
     assert_int_equal(unlink(b), 0);
+    assert_ok(open_path(moved, &d));
+    assert_ok(sp_dataset_identity(d, false, early));
+    sp_dataset_close(d);
     free(make_even_shard("id/y/a.h5", 1, 2, 5)); // other tokens, the same name and size
     assert_ok(open_path(moved, &d));
-    assert_ok(sp_dataset_identity(d, again));
+    assert_ok(sp_dataset_identity(d, true, again));
     sp_dataset_close(d);
     assert_string_not_equal(first, again);
+    assert_ok(open_path(moved, &d));
+    assert_ok(sp_dataset_identity(d, false, again)); // that of early programs does not see it
+    sp_dataset_close(d);
+    assert_string_equal(early, again);
     free(b);
     free(a);
     free(dir);

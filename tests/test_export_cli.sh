@@ -31,6 +31,27 @@ check 2 "$sparda" export "$work/nothing" --out "$work/x"
 has err 'sparda: error: .*nothing does not exist'
 [ ! -e "$work/x" ] || complain "a refused export left something"
 
+# ---- destinations by other names --------------------------------------------------------------------
+run=$work/run
+case $run in /*) ;; *) run=$PWD/$run ;; esac
+mkdir "$work/here" "$work/far"
+(cd "$work/here" && check 0 "$sparda" export "$run" --out . && check 0 "$sparda" export "$run" --out ./. --force)
+ln -s far "$work/link"
+check 0 "$sparda" export "$run" --out "$work/link"
+check 0 "$sparda" export "$run" --out "$work/link/" --force
+for f in here far; do [ -f "$work/$f/sparda_config.json" ] || complain "no export in $f"; done
+[ -L "$work/link" ] || complain 'the link is gone'
+ln -s nowhere "$work/dangling"
+check 2 "$sparda" export "$run" --out "$work/dangling"
+has err 'dangling is a link that leads nowhere'
+check 2 "$sparda" export "$run" --out /proc/x
+has err 'belongs to the kernel'
+mkdir "$work/mine"
+echo precious >"$work/mine/config.json"
+check 2 "$sparda" export "$run" --out "$work/mine" --merge "$base" --force
+has err 'mine/config.json was not put there by an export'
+[ "$(cat "$work/mine/config.json")" = precious ] || complain 'a file of the user was replaced'
+
 # ---- exports ----------------------------------------------------------------------------------------
 check 0 "$sparda" export "$work/run" --out "$work/a"
 empty out

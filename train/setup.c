@@ -151,7 +151,7 @@ static sp_status open_data(sp_trainer *t) {
     const sp_config *c = t->config;
     sp_dataset_options o = {.vocab = t->desc->vocab, .allow_missing = c->allow_missing_domains};
     SP_TRY(of_data(t, "data", sp_dataset_open(&c->data, &o, &t->data)));
-    SP_TRY(sp_dataset_identity(t->data, t->data_identity));
+    SP_TRY(sp_dataset_identity(t->data, true, t->data_identity));
     sp_sampler_args s = {.order = (sp_data_order)c->data_order,
                          .short_rows = (sp_short_rows)c->short_rows,
                          .seq_len = c->seq_len.value,

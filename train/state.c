@@ -14,13 +14,16 @@
 static sp_status check_unchanged(const sp_trainer *t, const char *path) {
     const sp_train_state *s = &t->state;
     sp_config *saved = NULL;
+    char early[65];
+    SP_TRY(sp_dataset_identity(t->data, false, early));
     SP_TRY(sp_config_parse(s->config, path, &saved));
     sp_problems p = {0};
     sp_config_compare(saved, t->config, &p);
     if (sp_schedule_may_change(&t->stages, t->config->lr, t->config->warmup_steps, s->step,
                                saved->steps, t->config->steps) != SP_OK)
         sp_problems_add(&p, "%s", sp_error_text());
-    if (strcmp(s->data_identity ? s->data_identity : "", t->data_identity) != 0)
+    const char *saved_data = s->data_identity ? s->data_identity : "";
+    if (strcmp(saved_data, t->data_identity) != 0 && strcmp(saved_data, early) != 0)
         sp_problems_add(
             &p, "the training data has changed: files, sizes, row counts or rows differ from "
                 "those the run began with");

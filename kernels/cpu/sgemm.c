@@ -55,13 +55,12 @@ static bool openblas_has_room(int threads) {
 }
 
 // So many threads may call OpenBLAS at once: it has two buffers for each thread that it was built
-// for, then, with a warning, an auxiliary table of 512, and when that is full it ends the process.
-// Half of that table is left alone.
+// for. Beyond them it warns and makes an auxiliary table, and then may crash.
 static int openblas_callers(void) {
     int threads = 0;
     const char *built_for = strstr(openblas_get_config(), "MAX_THREADS=");
     if (built_for) sscanf(built_for, "MAX_THREADS=%d", &threads);
-    return 2 * threads + 256;
+    return 2 * (threads ? threads : 1);
 }
 
 // Whether `threads` may call OpenBLAS at once; else why not.
