@@ -329,6 +329,13 @@ check 0 train made --set "data=[$work/anew]" --set steps=1
 check 2 train made --set "data=[$work/anew]" --set steps=1 --resume
 has err 'the training data has changed'
 
+# ---- rows that leave no query a choice of blocks (tiny base: (1 + 2 + 1) x 16 tokens)
+"$sparda" data synth --out "$work/few" --rows 4 --seq-len 64 2>"$work/err" || complain "no data"
+check 0 train few-tokens --set "data=[$work/few]" --set seq_len=64 --set steps=1
+has err 'seq_len 64 leaves no query a choice of blocks.*more than 64 tokens'
+check 0 train few-rows --set "data=[$work/few]" --set seq_len=128 --set steps=1
+has err 'step 1: the loss is 0 and nothing was learned: in rows of up to 64 tokens'
+
 # ---- the reference is of no run
 check 2 "$sparda" train --reference --out "$work/x" "$work/c.yaml"
 has err 'stands alone'
