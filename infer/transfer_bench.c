@@ -3,7 +3,6 @@
 #include "infer/bench.h"
 
 #include "common/arguments.h"
-#include "common/build.h"
 #include "common/json.h"
 #include "common/log.h"
 #include "common/util.h"
@@ -89,7 +88,8 @@ static sp_status transfer_cell(sp_transfer_bench *t, const arguments *a, sp_tran
     return SP_OK;
 }
 
-static sp_status bench(sp_backend *be, const arguments *a, json_t *results) {
+static sp_status bench(sp_backend *be, const void *of, json_t *results) {
+    const arguments *a = of;
     int64_t most = 0;
     for (int64_t i = 0; i < a->units.n; i++)
         if (a->units.value[i] > most) most = a->units.value[i];
@@ -116,16 +116,5 @@ done:
 sp_status sp_bench_transfer(int argc, char **argv) {
     arguments a;
     SP_TRY(parse(argc, argv, &a));
-    sp_backend *be = NULL;
-    json_t *results = json_array();
-    sp_status st = SP_OK;
-    SP_GO(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &be));
-    sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
-    sp_info("backend     %s", sp_backend_description(be));
-    SP_GO(bench(be, &a, results));
-    if (a.json) SP_GO(sp_json_write(a.json, results));
-done:
-    json_decref(results);
-    sp_backend_close(be);
-    return st;
+    return sp_bench_on_gpu(bench, &a, a.json);
 }

@@ -1,5 +1,10 @@
-// What the benchmarks of serving take: also for a build without CUDA, which can only say it.
+// What the benchmarks of serving take, also for a build without CUDA, which can only say it; and
+// what they have in common.
 #include "infer/bench.h"
+
+#include "common/build.h"
+#include "common/json.h"
+#include "common/log.h"
 
 const char sp_bench_decode_usage[] =
     "sparda bench decode [options]      decode steps of every way of serving\n"
@@ -30,3 +35,18 @@ const char sp_bench_transfer_usage[] =
     "  --repeats N      lists (default 20)\n"
     "  --matmul N       1: also beside matrix products\n"
     "  --json FILE      results as JSON; '-' writes them to stdout\n";
+
+sp_status sp_bench_on_gpu(sp_gpu_bench *run, const void *arguments, const char *json) {
+    sp_backend *be = NULL;
+    json_t *results = json_array();
+    sp_status st = SP_OK;
+    SP_GO(sp_backend_open(&(sp_backend_options){.name = "cuda", .local_ranks = 1}, &be));
+    sp_info("sparda %s (%s, %s)", SPARDA_VERSION, SPARDA_GIT, SPARDA_BUILD_TYPE);
+    sp_info("backend     %s", sp_backend_description(be));
+    SP_GO(run(be, arguments, results));
+    if (json) SP_GO(sp_json_write(json, results));
+done:
+    json_decref(results);
+    sp_backend_close(be);
+    return st;
+}
