@@ -173,24 +173,21 @@ static sp_status check_replaceable(const sp_export_args *a, const char *out) {
 
 sp_status sp_export_check_destination(const sp_export_args *a) {
     const char *out = a->out_dir;
-    bool empty = true;
+    bool there = sp_path_is_dir(out), empty = true;
     SP_TRY(sp_check_destination(out));
-    bool there = sp_path_is_dir(out);
-    if (a->merge_base && (!there || !a->force)) SP_TRY(sp_merge_check(a->merge_base, out));
-    if (!there) return SP_OK;
     if (has_entry(out, "run.json", false) || has_entry(out, "checkpoints", true))
         return sp_error(SP_BAD_INPUT,
                         "%s is the folder of a training run, not of an export; choose another "
                         "--out, for example %s/export",
                         out, out);
-    SP_TRY(folder_is_empty(out, &empty));
-    if (!empty && !a->force)
-        return sp_error(SP_BAD_INPUT,
-                        "%s is not empty; choose another --out, or replace an earlier export there "
-                        "with --force",
-                        out);
     SP_TRY(check_replaceable(a, out));
-    return a->merge_base && a->force ? sp_merge_check(a->merge_base, out) : SP_OK;
+    if (a->merge_base) SP_TRY(sp_merge_check(a->merge_base, out));
+    if (there) SP_TRY(folder_is_empty(out, &empty));
+    if (empty || a->force) return SP_OK;
+    return sp_error(SP_BAD_INPUT,
+                    "%s is not empty; choose another --out, or replace an earlier export there "
+                    "with --force",
+                    out);
 }
 
 static sp_status prepare_destination(job *j) {
