@@ -7,97 +7,126 @@
 //
 // Legend: S support (cells of valid blocks), x student and t teacher entries, e floor.
 #include "kernels/cuda/cuda.cuh"
+#include "kernels/cuda/tensor_core.cuh"
 
-enum { THREADS = 128 };
+using tensor_core::exp2_fast;
+
+enum { THREADS = 128, AT_ONCE = 4 }; // cells whose loads a thread issues together
 
 struct KlRule {
-    int64_t stride, n_d, per_block, block, init, local, topk, kv_heads, i0;
+    int64_t stride, block, i0;
+    int n_d, per_block, init, local, topk;
     float scale, weight;
     bool ideal;
 };
 
 #define FLOOR_E 1e-8f
 
-struct Support { // blocks of S, one bit each, in shared memory
-    uint32_t *bits;
-    __device__ bool has(int64_t b) const { return bits[b >> 5] >> (b & 31) & 1; }
-};
+// Shared memory of a row: one bit a cell for S, with room for whole rounds of the thread block, and
+// the cells of S, each in the place of its owner.
+__host__ __device__ constexpr int support_words(int n_d) {
+    return (n_d + AT_ONCE * THREADS - 1) / (AT_ONCE * THREADS) * (AT_ONCE * THREADS / 32);
+}
 
-// Calls use(j) for every cell of S of this row that this thread owns.
-template <class Use>
-__device__ __forceinline__ void for_cells(const KlRule &k, const int32_t *list, int64_t qb,
-                                          int64_t visible, Use use) {
-    for (int64_t e = threadIdx.x; e < k.topk * k.per_block; e += THREADS) {
-        int64_t b = list[e / k.per_block], j = b * k.per_block + e % k.per_block;
-        if (b >= k.init && b < qb - k.local && j < visible) use(j);
-    }
+// Sums of N values over the thread block at once; every thread gets them. `shared` may be used
+// again.
+template <int N> __device__ __forceinline__ void sum_all(float (&v)[N], float (&shared)[4][N]) {
+    static_assert(THREADS == 4 * 32);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int m = 16; m; m /= 2) v[n] += __shfl_xor_sync(~0u, v[n], m);
+    if (threadIdx.x % 32 == 0)
+#pragma unroll
+        for (int n = 0; n < N; n++) shared[threadIdx.x / 32][n] = v[n];
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N; n++)
+        v[n] = (shared[0][n] + shared[1][n]) + (shared[2][n] + shared[3][n]);
+    __syncthreads();
 }
 
 __global__ void __launch_bounds__(THREADS)
-    kl_kernel(KlRule k, const float *z, bf16 *dz, int64_t z_ld, int64_t z_head, int64_t columns,
-              const float *a, int64_t a_ld, const int32_t *lists, int64_t lists_ld, float *row_loss,
-              int64_t loss_ld, float *p_out, int64_t p_ld, float *dz_out, int64_t dz_ld) {
-    extern __shared__ uint32_t bits[];
-    __shared__ float shared[32];
-    int64_t r = blockIdx.x, h = blockIdx.y, i = k.i0 + r, qb = i / k.block;
-    int64_t visible = visible_windows(k.stride, 0, i, k.n_d);
+    kl_kernel(KlRule k, const float *__restrict__ z, bf16 *__restrict__ dz, int64_t z_ld,
+              int64_t z_head, int columns, const float *__restrict__ a, int64_t a_ld,
+              const int32_t *lists, int64_t lists_ld, float *row_loss, int64_t loss_ld,
+              float *p_out, int64_t p_ld, float *dz_out, int64_t dz_ld) {
+    extern __shared__ uint32_t bits[];                      // [support_words(n_d)]
+    int *of_support = (int *)(bits + support_words(k.n_d)); // [topk * per_block], -1: none
+    __shared__ float shared[32], sums[4][4], pairs[4][2];
+    int64_t r = blockIdx.x, h = blockIdx.y, i = k.i0 + r;
+    int qb = (int)(i / k.block), visible = (int)visible_windows(k.stride, 0, i, k.n_d);
     const int32_t *list = lists + r * lists_ld + h * k.topk;
     const float *zr = z + h * z_head + r * z_ld, *ar = a + r * a_ld + h * k.n_d;
     bf16 *dzr = dz + h * z_head + r * z_ld;
     float *pr = p_out ? p_out + r * p_ld + h * k.n_d : NULL;
     float *dr = dz_out ? dz_out + r * dz_ld + h * k.n_d : NULL;
 
-    int64_t words = k.n_d / k.per_block / 32 + 1;
-    for (int64_t w = threadIdx.x; w < words; w += THREADS) bits[w] = 0;
+    for (int w = threadIdx.x; w < support_words(k.n_d); w += THREADS) bits[w] = 0;
     __syncthreads();
     float cells = 0;
-    for_cells(k, list, qb, visible, [&](int64_t j) {
+    for (int e = threadIdx.x; e < k.topk * k.per_block; e += THREADS) {
+        int b = list[e / k.per_block], j = b * k.per_block + e % k.per_block;
+        bool in = b >= k.init && b < qb - k.local && j < visible;
+        of_support[e] = in ? j : -1;
+        if (!in) continue;
         cells++;
-        int64_t b = j / k.per_block;
-        atomicOr(bits + (b >> 5), 1u << (b & 31));
-    });
+        atomicOr(bits + (j >> 5), 1u << (j & 31));
+    }
+    auto for_support = [&](auto use) { // every cell of S that this thread owns
+        for (int e = threadIdx.x; e < k.topk * k.per_block; e += THREADS)
+            if (of_support[e] >= 0) use(of_support[e]);
+    };
     cells = block_sum(cells, shared); // also orders the bits
     if (cells == 0 && !pr) {          // S empty: no loss, no gradient (7.2)
-        for (int64_t j = threadIdx.x; j < columns; j += THREADS) dzr[j] = __float2bfloat16(0.f);
+        for (int j = threadIdx.x; j < columns; j += THREADS) dzr[j] = __float2bfloat16(0.f);
         if (dr)
-            for (int64_t j = threadIdx.x; j < k.n_d; j += THREADS) dr[j] = 0;
+            for (int j = threadIdx.x; j < k.n_d; j += THREADS) dr[j] = 0;
         if (threadIdx.x == 0) row_loss[r * loss_ld + h] = 0;
         return;
     }
-    Support S = {bits};
 
-    // student: maximum, sum over S and outside of it
-    float m = -INFINITY, in = 0, out = 0;
-    for (int64_t j = threadIdx.x; j < visible; j += THREADS) {
-        float v = k.scale * zr[j];
-        if (v > m) {
-            float f = __expf(m - v); // 0 at the start
-            in *= f;
-            out *= f;
-            m = v;
+    // Student: maximum, sums over S and outside of it, of powers of 2. Teacher: the same sums; its
+    // row is zero beyond the first cell after the visible ones.
+    float scale_log2 = k.scale * 1.44269504f, m = -INFINITY;
+    float sum[4] = {}; // student in and out of S, teacher in and out of S
+    int end = visible + 1 < k.n_d ? visible + 1 : k.n_d;
+    const uint32_t *words = bits + threadIdx.x / 32, bit = 1u << threadIdx.x % 32;
+    auto add = [&]<bool WHOLE>(int first) { // a round of AT_ONCE cells a thread
+        float v[AT_ONCE], t[AT_ONCE], top = -INFINITY;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            int j = first + u * THREADS + threadIdx.x;
+            v[u] = WHOLE || j < visible ? zr[j] : -INFINITY;
+            t[u] = WHOLE || j < end ? ar[j] : 0;
+            top = fmaxf(top, v[u]);
         }
-        float p = __expf(v - m);
-        if (S.has(j / k.per_block))
-            in += p;
-        else
-            out += p;
-    }
-    float M = block_max(m, shared), f = m == -INFINITY ? 0 : __expf(m - M);
-    in = block_sum(in * f, shared);
-    out = block_sum(out * f, shared);
+        top = fmaxf(m, scale_log2 * top);
+        float base = top == -INFINITY ? 0 : top, shrink = exp2_fast(m - base); // 0 at first
+        sum[0] *= shrink;
+        sum[1] *= shrink;
+        m = top;
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            bool in = words[first / 32 + u * THREADS / 32] & bit;
+            float p = exp2_fast(fmaf(v[u], scale_log2, -base));
+            sum[0] += in ? p : 0;
+            sum[1] += in ? 0 : p;
+            sum[2] += in ? t[u] : 0;
+            sum[3] += in ? 0 : t[u];
+        }
+    };
+    int first = 0;
+    for (; first + AT_ONCE * THREADS <= visible; first += AT_ONCE * THREADS)
+        add.template operator()<true>(first);
+    if (first < end) add.template operator()<false>(first);
+    float M = block_max(m, shared), shrink = m == -INFINITY ? 0 : exp2_fast(m - M);
+    sum[0] *= shrink;
+    sum[1] *= shrink;
+    sum_all(sum, sums);
+    float in = sum[0], out = sum[1], a_in = sum[2], a_out = sum[3];
     float inv = 1 / (in + out), p_rest = out * inv;
-
-    // teacher: the row is zero beyond the first cell after the visible ones
-    float a_in = 0, a_out = 0;
-    int64_t end = visible + 1 < k.n_d ? visible + 1 : k.n_d;
-    for (int64_t j = threadIdx.x; j < end; j += THREADS) {
-        if (j < visible && S.has(j / k.per_block))
-            a_in += ar[j];
-        else
-            a_out += ar[j];
-    }
-    a_in = block_sum(a_in, shared);
-    a_out = block_sum(a_out, shared);
+    auto student = [&](float logit) { return exp2_fast(fmaf(logit, scale_log2, -M)) * inv; };
     bool counts = cells > 0 && a_in + a_out > 0; // 7.5
 
     float to_x = 1 / ((in + out) * inv + FLOOR_E), to_t = 1 / (a_in + a_out + FLOOR_E);
@@ -105,12 +134,14 @@ __global__ void __launch_bounds__(THREADS)
     float padding = (float)(k.topk * k.per_block) - cells;
     float C = 0, C_t = 0, loss = 0, mean = 0;
     if (counts) {
-        for_cells(k, list, qb, visible, [&](int64_t j) {
-            C += fmaxf(__expf(k.scale * zr[j] - M) * inv * to_x, FLOOR_E);
-            C_t += fmaxf(ar[j] * to_t, FLOOR_E);
+        float part[2] = {};
+        for_support([&](int j) {
+            part[0] += fmaxf(student(zr[j]) * to_x, FLOOR_E);
+            part[1] += fmaxf(ar[j] * to_t, FLOOR_E);
         });
-        C = block_sum(C, shared) + fmaxf(x_rest, FLOOR_E) + padding * FLOOR_E;
-        C_t = block_sum(C_t, shared) + fmaxf(t_rest, FLOOR_E) + padding * FLOOR_E;
+        sum_all(part, pairs);
+        C = part[0] + fmaxf(x_rest, FLOOR_E) + padding * FLOOR_E;
+        C_t = part[1] + fmaxf(t_rest, FLOOR_E) + padding * FLOOR_E;
     }
     float log_ratio = counts ? logf(C / C_t) : 0, t_last = fmaxf(t_rest, FLOOR_E) / C_t;
     float b_rest = counts && x_rest >= FLOOR_E ? 1 / C - t_last / x_rest : 0;
@@ -119,39 +150,49 @@ __global__ void __launch_bounds__(THREADS)
         return x >= FLOOR_E ? 1 / C - t / x : 0.f;
     };
     if (counts) {
-        for_cells(k, list, qb, visible, [&](int64_t j) {
-            float p = __expf(k.scale * zr[j] - M) * inv, t0 = fmaxf(ar[j] * to_t, FLOOR_E);
-            float t = t0 / C_t;
-            loss += t * (logf(t0 / fmaxf(p * to_x, FLOOR_E)) + log_ratio);
-            mean += p * slope(p, t);
+        float part[2] = {};
+        for_support([&](int j) {
+            float p = student(zr[j]), t0 = fmaxf(ar[j] * to_t, FLOOR_E), t = t0 / C_t;
+            part[0] += t * (logf(t0 / fmaxf(p * to_x, FLOOR_E)) + log_ratio);
+            part[1] += p * slope(p, t);
         });
-        loss = block_sum(loss, shared) +
+        sum_all(part, pairs);
+        loss = part[0] +
                t_last * (logf(fmaxf(t_rest, FLOOR_E) / fmaxf(x_rest, FLOOR_E)) + log_ratio) +
                padding * FLOOR_E / C_t * log_ratio;
-        mean = block_sum(mean, shared) + b_rest * p_rest;
+        mean = part[1] + b_rest * p_rest;
     }
     if (threadIdx.x == 0) row_loss[r * loss_ld + h] = counts ? loss : 0;
 
-    float outside = 0;
+    float outside = 0; // times p: the gradient of a cell outside S
     if (counts)
         outside = k.ideal ? (p_rest > 0 ? (1 - t_rest / p_rest) * k.weight : 0)
                           : (b_rest - mean) * to_x * k.weight;
-    int64_t wide = dr || pr ? (columns > k.n_d ? columns : k.n_d) : columns;
-    for (int64_t j = threadIdx.x; j < wide; j += THREADS) {
-        float p = 0, g = 0;
-        if (j < visible) {
-            p = __expf(k.scale * zr[j] - M) * inv;
-            g = outside * p;
-            if (counts && S.has(j / k.per_block)) {
-                if (k.ideal)
-                    g = (p - ar[j] * to_t) * k.weight;
-                else
-                    g = p * (slope(p, fmaxf(ar[j] * to_t, FLOOR_E) / C_t) - mean) * to_x * k.weight;
-            }
-        }
-        if (j < columns) dzr[j] = __float2bfloat16(g);
-        if (pr && j < k.n_d) pr[j] = p;
-        if (dr && j < k.n_d) dr[j] = g;
+    auto inside = [&](int j) { // the gradient of a cell of S
+        float p = student(zr[j]);
+        if (k.ideal) return (p - ar[j] * to_t) * k.weight;
+        return p * (slope(p, fmaxf(ar[j] * to_t, FLOOR_E) / C_t) - mean) * to_x * k.weight;
+    };
+    // all cells as if outside, then those of S; columns and z_ld are multiples of 8
+    for (int j = 4 * threadIdx.x; j < columns; j += 4 * THREADS) {
+        float4 logits = *(const float4 *)(zr + j);
+        const float of[4] = {logits.x, logits.y, logits.z, logits.w};
+        float g[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) g[e] = j + e < visible ? outside * student(of[e]) : 0;
+        const __nv_bfloat162 pair[2] = {__floats2bfloat162_rn(g[0], g[1]),
+                                        __floats2bfloat162_rn(g[2], g[3])};
+        *(uint2 *)(dzr + j) = *(const uint2 *)pair;
+    }
+    if (counts) {
+        __syncthreads();
+        for_support([&](int j) { dzr[j] = __float2bfloat16(inside(j)); });
+    }
+    if (!pr && !dr) return;
+    for (int j = threadIdx.x; j < k.n_d; j += THREADS) { // what a probe wants to see
+        float p = j < visible ? student(zr[j]) : 0;
+        if (pr) pr[j] = p;
+        if (dr) dr[j] = counts && words[j / 32 - threadIdx.x / 32] & bit ? inside(j) : outside * p;
     }
 }
 
@@ -174,20 +215,26 @@ OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor cks, sp_te
                               SP_F32, ld));
     const sp_selection *s = &p->selection;
     KlRule rule = {p->deployed.stride,
-                   n_d,
-                   s->block / p->deployed.stride,
                    s->block,
-                   s->init_blocks,
-                   s->local_blocks,
-                   s->topk,
-                   Hkv,
                    i0,
+                   (int)n_d,
+                   (int)(s->block / p->deployed.stride),
+                   (int)s->init_blocks,
+                   (int)s->local_blocks,
+                   (int)s->topk,
                    scale,
                    (float)p->weight,
                    p->gradient == SP_KL_IDEAL};
-    size_t shared = (size_t)(n_d / rule.per_block / 32 + 1) * 4;
+    size_t shared = 4 * ((size_t)support_words((int)n_d) + (size_t)(s->topk * rule.per_block));
+    if (shared > 200 << 10)
+        return sp_error(SP_ENVIRONMENT,
+                        "the loss on CUDA holds %lld windows and lists of %lld windows, which do "
+                        "not fit a multiprocessor",
+                        (long long)n_d, (long long)s->topk * rule.per_block);
+    CUDA_TRY(cudaFuncSetAttribute(kl_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  (int)(shared > 48 << 10 ? shared : 48 << 10)));
     kl_kernel<<<dim3((unsigned)R, (unsigned)Hkv), THREADS, shared, c->stream>>>(
-        rule, z, g, ld, head, ld, (const float *)a.data, a.ld, (const int32_t *)lists.data,
+        rule, z, g, ld, head, (int)ld, (const float *)a.data, a.ld, (const int32_t *)lists.data,
         lists.ld, (float *)row_loss.data, row_loss.ld, student_p ? (float *)student_p->data : NULL,
         student_p ? student_p->ld : 0, dz ? (float *)dz->data : NULL, dz ? dz->ld : 0);
     LAUNCHED("kl", "%lld rows, %lld windows, %lld heads of %lld", (long long)R, (long long)n_d,
