@@ -7,6 +7,22 @@
 
 enum { THREADS = 128, ROWS = 4 };
 
+// As block_score, of the blocks b0 .. b0+31, one a lane, with four windows a block: loads that do
+// not wait for each other, and the window before a block from the lane to the left.
+__device__ __forceinline__ float score_of_four(const BlockRule &s, const float *row, int n_d,
+                                               int b0, int qb) {
+    int lane = threadIdx.x & 31, b = b0 + lane, first = 4 * b;
+    float window[4];
+#pragma unroll
+    for (int e = 0; e < 4; e++)
+        window[e] = (b <= qb || !s.mask_future) && first + e < n_d ? row[first + e] : -INFINITY;
+    float before = __shfl_up_sync(~0u, window[3], 1);
+    if (lane == 0) before = b > 0 && first <= n_d ? row[first - 1] : -INFINITY;
+    if (b < s.init || (b <= qb && qb <= b + s.local)) return INFINITY;
+    if (s.mask_future && b > qb) return -INFINITY;
+    return fmaxf(before, fmaxf(fmaxf(window[0], window[1]), fmaxf(window[2], window[3])));
+}
+
 // The scores pass through shared memory, so that the loop over their windows need not be unrolled
 // with the registers.
 template <int MAX>
@@ -21,7 +37,15 @@ __global__ void __launch_bounds__(32 * ROWS)
     extern __shared__ uint32_t keys[]; // [ROWS][nb]
     int lane = threadIdx.x & 31;
     uint32_t *mine = keys + threadIdx.x / 32 * nb;
-    for (int b = lane; b < nb; b += 32) mine[b] = ordered(block_score(s, row, n_d, b, qb));
+    if (s.per_block == 4) {
+#pragma unroll 2
+        for (int b0 = 0; b0 < nb; b0 += 32) {
+            float score = score_of_four(s, row, (int)n_d, b0, (int)qb);
+            if (b0 + lane < nb) mine[b0 + lane] = ordered(score);
+        }
+    } else {
+        for (int b = lane; b < nb; b += 32) mine[b] = ordered(block_score(s, row, n_d, b, qb));
+    }
     with_row_size<MAX>(nb, [&]<int N>() {
         uint32_t key[N];
 #pragma unroll
