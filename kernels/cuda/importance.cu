@@ -8,10 +8,14 @@ using importance::Params;
 
 static const int windows_per_block = 4096; // of pass 2, at most; measured: docs/notes/gpu-speed.md
 
+static const int most_rows_of_a_block = 256;
+static_assert(most_rows_of_a_block % importance_sm90::Lse<64>::ROWS == 0 &&
+              most_rows_of_a_block % importance_sm80::ROWS == 0);
+
 struct Launch {
     sp_cuda *c;
     Params p;
-    CUtensorMap q_map, k_map; // Hopper
+    CUtensorMap q_map, k_map, k_part_map; // Hopper: boxes of 64, 128 and Imp::PART rows
     importance_sm80::Operands operands;
 };
 
@@ -49,7 +53,7 @@ template <int D, int RHO, bool MEAN> static sp_status launch_pool(const Launch &
         p.chunk = windows_per_block / I::KEYS;
         dim3 grid((unsigned)ceil_div(p.rows, I::ROWS), (unsigned)ceil_div(p.n, p.chunk * I::KEYS),
                   (unsigned)p.kv_heads);
-        kernel<<<grid, I::THREADS, I::SMEM, l.c->stream>>>(l.q_map, l.k_map, p);
+        kernel<<<grid, I::THREADS, I::SMEM, l.c->stream>>>(l.q_map, l.k_part_map, p);
     } else {
         using namespace importance_sm80;
         auto kernel = importance_sm80::importance_kernel<D, RHO, MEAN>;
@@ -101,10 +105,11 @@ OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_t
     bool same = a->fine.kernel == a->deployed.kernel && a->fine.stride == a->deployed.stride;
     int rho = same ? 1 : (int)(a->deployed.stride / a->fine.stride);
     void *lse;
-    SP_TRY(sp_cuda_scratch(c, a->heads.q_heads * q.rows * 4, "log-sum-exp of a query tile", &lse));
+    int64_t lse_ld = round_up(q.rows, most_rows_of_a_block);
+    SP_TRY(sp_cuda_scratch(c, a->heads.q_heads * lse_ld * 4, "log-sum-exp of a query tile", &lse));
     Launch l = {};
     l.c = c;
-    l.p = {.i0 = i0,
+    l.p = {.i0 = (int)i0,
            .rows = (int)q.rows,
            .n = (int)k.rows,
            .stride = (int)a->fine.stride,
@@ -113,6 +118,7 @@ OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_t
            .kv_heads = (int)a->heads.kv_heads,
            .scale_log2 = (float)(1.4426950408889634 / sqrt((double)a->heads.head_dim)),
            .lse = (float *)lse,
+           .lse_ld = (int)lse_ld,
            .out = (float *)out.data,
            .out_ld = out.ld,
            .n_d = (int)a->n_d,
@@ -121,6 +127,7 @@ OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_t
     if (c->hopper) {
         SP_TRY(sp_cuda_map(c, q, 64, &l.q_map));
         SP_TRY(sp_cuda_map(c, k, 128, &l.k_map));
+        SP_TRY(sp_cuda_map(c, k, importance_sm90::Imp<64>::PART, &l.k_part_map));
     }
     bool mean = a->align == SP_ALIGN_MEAN;
     return a->heads.head_dim == 128 ? launch<128>(l, rho, mean) : launch<64>(l, rho, mean);

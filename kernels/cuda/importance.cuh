@@ -9,13 +9,14 @@ using namespace tensor_core;
 
 // Legend: R rows of the query tile, n teacher windows, d head size, G group size.
 struct Params {
-    int64_t i0;         // absolute position of row 0
+    int i0;             // absolute position of row 0
     int rows;           // R
     int n;              // windows of the fine grid
     int stride, extent; // window j is visible from position i iff stride*j + extent <= i
     int q_heads, kv_heads;
     float scale_log2; // log2(e) / sqrt(d)
-    float *lse;       // [Hq][rows], log2 units
+    float *lse;       // [Hq][lse_ld], log2 units; rows beyond R are written too
+    int lse_ld;       // whole tiles of rows of either pass
     float *out;       // [R][kv_heads * n_d], zeroed before pass 2
     int64_t out_ld;
     int n_d;
@@ -23,49 +24,68 @@ struct Params {
 };
 
 __device__ __forceinline__ int visible(const Params &p, int row) {
-    int64_t i = p.i0 + row;
-    if (i < p.extent) return 0;
-    int64_t v = (i - p.extent) / p.stride + 1;
-    return v < p.n ? (int)v : p.n;
+    int i = p.i0 + row - p.extent;
+    return i < 0 ? 0 : min((int)((uint32_t)i / (uint32_t)p.stride) + 1, p.n);
 }
 
-// Running maximum and sum of one thread's own columns of two rows; lanes are merged at the end.
+// Sums of exponentials of one thread's own columns of two rows, over 2^base; lanes are merged at
+// the end. The base is a logit seen before, not always the largest: floats have room for sums far
+// above 1, and so most tiles need no maximum.
 struct RowState {
-    float max[2], sum[2];
+    float base[2], sum[2]; // base: -infinity before the first logit
 };
+constexpr float HIGHEST_SUM = 0x1p32f; // of a tile, before the base moves
+
+// Of the logits in elements 4j + 2 half and the next.
+__device__ __forceinline__ float sum_of_row(const float (&s)[64], int half, float scale,
+                                            float base) {
+    float from = base == -CUDART_INF_F ? 0.f : base, sum[2] = {};
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            sum[e] += exp2_fast(fmaf(s[4 * j + 2 * half + e], scale, -from));
+    return sum[0] + sum[1];
+}
+
+// Moves the base to the largest logit seen where that is needed. Others keep theirs: what becomes
+// of a row must not depend on the rows beside it.
+__device__ __forceinline__ void move_base(const float (&s)[64], int half, float scale, bool needed,
+                                          RowState &r) {
+    float top = s[2 * half];
+#pragma unroll
+    for (int j = 0; j < 16; j++)
+        top = fmaxf(top, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    top = needed ? fmaxf(top * scale, r.base[half]) : r.base[half];
+    r.sum[half] *= exp2_fast(r.base[half] - (top == -CUDART_INF_F ? 0.f : top));
+    r.base[half] = top;
+}
 
 template <bool MASK>
 __device__ __forceinline__ void accumulate_lse(float (&s)[64], RowState &r, float scale, int col0,
                                                const int (&vis)[2]) {
-    int t = 2 * (threadIdx.x & 3);
+    if (MASK) {
+        int t = 2 * (threadIdx.x & 3);
+#pragma unroll
+        for (int i = 0; i < 64; i++) // column 8j + t + e of element 4j + 2 half + e
+            s[i] = col0 + i / 4 * 8 + t + i % 2 < vis[i / 2 % 2] ? s[i] : -CUDART_INF_F;
+    }
+    float sum[2];
+    bool needed[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (MASK) { // selects, no branches: a branch here would serialise the products in flight
-#pragma unroll
-            for (int j = 0; j < 16; j++)
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    float &x = s[4 * j + 2 * half + e];
-                    x = col0 + 8 * j + t + e < vis[half] ? x : -CUDART_INF_F;
-                }
-        }
-        float m0 = s[2 * half], m1 = s[2 * half + 1];
-#pragma unroll
-        for (int j = 1; j < 16; j++) {
-            m0 = fmaxf(m0, s[4 * j + 2 * half]);
-            m1 = fmaxf(m1, s[4 * j + 2 * half + 1]);
-        }
-        float top = fmaxf(r.max[half], fmaxf(m0, m1) * scale);
-        float base = top == -CUDART_INF_F ? 0.f : top;
-        float sum0 = r.sum[half] * exp2_fast(r.max[half] - base), sum1 = 0;
-#pragma unroll
-        for (int j = 0; j < 16; j++) {
-            sum0 += exp2_fast(fmaf(s[4 * j + 2 * half], scale, -base));
-            sum1 += exp2_fast(fmaf(s[4 * j + 2 * half + 1], scale, -base));
-        }
-        r.max[half] = top;
-        r.sum[half] = sum0 + sum1;
+        sum[half] = sum_of_row(s, half, scale, r.base[half]);
+        needed[half] = !(sum[half] < HIGHEST_SUM) || r.base[half] == -CUDART_INF_F;
     }
+    if (__any_sync(~0u, needed[0] || needed[1])) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            move_base(s, half, scale, needed[half], r);
+            sum[half] = sum_of_row(s, half, scale, r.base[half]);
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) r.sum[half] += sum[half];
     pin(r.sum); // all of s is consumed before the next product may write it
 }
 
@@ -74,16 +94,16 @@ __device__ __forceinline__ void store_lse(const Params &p, RowState r, int head,
     for (int half = 0; half < 2; half++) {
 #pragma unroll
         for (int mask = 1; mask <= 2; mask *= 2) {
-            float m = __shfl_xor_sync(~0u, r.max[half], mask);
+            float m = __shfl_xor_sync(~0u, r.base[half], mask);
             float s = __shfl_xor_sync(~0u, r.sum[half], mask);
-            float top = fmaxf(r.max[half], m), base = top == -CUDART_INF_F ? 0.f : top;
-            r.sum[half] = r.sum[half] * exp2_fast(r.max[half] - base) + s * exp2_fast(m - base);
-            r.max[half] = top;
+            float top = fmaxf(r.base[half], m), base = top == -CUDART_INF_F ? 0.f : top;
+            r.sum[half] = r.sum[half] * exp2_fast(r.base[half] - base) + s * exp2_fast(m - base);
+            r.base[half] = top;
         }
         int at = row + 8 * half;
-        if ((threadIdx.x & 3) == 0 && at < p.rows) // a row that sees nothing: p = exp2(z - inf) = 0
-            p.lse[(int64_t)head * p.rows + at] =
-                r.sum[half] > 0 ? r.max[half] + log2f(r.sum[half]) : CUDART_INF_F;
+        if ((threadIdx.x & 3) == 0) // a row that sees nothing: p = exp2(z - inf) = 0
+            p.lse[(int64_t)head * p.lse_ld + at] =
+                r.sum[half] > 0 ? r.base[half] + log2f(r.sum[half]) : CUDART_INF_F;
     }
 }
 
@@ -98,16 +118,16 @@ template <bool MEAN> __device__ __forceinline__ void join_global(float *at, floa
         atomicMax((int *)at, __float_as_int(v)); // v >= 0
 }
 
-// Pools one row's 128 group sums (2 per 8-column group in this thread) over windows of RHO+1
-// columns starting one before a multiple of RHO, and writes the cells (training.md 4.3).
-template <int RHO, bool MEAN>
-__device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *out, int key0,
+// Pools one row's N columns of group sums (2 per 8-column group in this thread) over windows of
+// RHO+1 columns starting one before a multiple of RHO, and writes the cells (training.md 4.3).
+template <int RHO, bool MEAN, int N>
+__device__ __forceinline__ void pool_row(const float (&P)[N / 2], int half, float *out, int key0,
                                          int n_d, bool write) {
     int lane = threadIdx.x & 3;
     float factor = MEAN ? 1.f / (RHO + 1) : 1.f;
     if (RHO == 1) {
 #pragma unroll
-        for (int j = 0; j < 16; j++)
+        for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int a = key0 + 8 * j + 2 * lane + e;
@@ -119,7 +139,7 @@ __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *
     constexpr int LANES = RHO >= 8 ? 4 : RHO > 1 ? RHO / 2 : 1; // lanes per cell
     constexpr int PREV_EVERY = GROUPS;
 #pragma unroll
-    for (int g = 0; g < 16 / GROUPS; g++) {
+    for (int g = 0; g < N / 8 / GROUPS; g++) {
         float v = join<MEAN>(P[4 * g * GROUPS + 2 * half], P[4 * g * GROUPS + 2 * half + 1]);
 #pragma unroll
         for (int k = 1; k < GROUPS; k++)
@@ -142,29 +162,29 @@ __device__ __forceinline__ void pool_row(const float (&P)[64], int half, float *
                 out[a] = join<MEAN>(v, prev) * factor;
         }
     }
-    int a = (key0 + 128) / RHO; // our last column belongs to the next tile's first cell too
-    if (lane == 3 && write && a < n_d)
-        join_global<MEAN>(out + a, P[4 * 15 + 2 * half + 1] * factor);
+    int a = (key0 + N) / RHO; // our last column belongs to the next tile's first cell too
+    if (lane == 3 && write && a < n_d) join_global<MEAN>(out + a, P[N / 2 - 3 + 2 * half] * factor);
 }
 
 // P += exp2(s * scale - lse) of the two rows of a thread.
-__device__ __forceinline__ void add_probabilities(float (&P)[64], const float (&s)[64], float scale,
+template <int N>
+__device__ __forceinline__ void add_probabilities(float (&P)[N], const float (&s)[N], float scale,
                                                   const float (&lse)[2]) {
 #pragma unroll
-    for (int i = 0; i < 64; i++) P[i] += exp2_fast(fmaf(s[i], scale, -lse[i / 2 % 2]));
+    for (int i = 0; i < N; i++) P[i] += exp2_fast(fmaf(s[i], scale, -lse[i / 2 % 2]));
 }
 
-// The end of a tile: P[16 x 128] from window key0 on, of the rows `row` and `row` + 8 of KV head
+// The end of a tile: P[16 x N] from window key0 on, of the rows `row` and `row` + 8 of KV head
 // kv.
-template <int RHO, bool MEAN>
-__device__ __forceinline__ void store_pooled(float (&P)[64], const Params &p, int row,
+template <int RHO, bool MEAN, int N>
+__device__ __forceinline__ void store_pooled(float (&P)[N / 2], const Params &p, int row,
                                              const int (&vis)[2], int kv, int key0) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        if (key0 + 128 > vis[half]) {
+        if (key0 + N > vis[half]) {
             int c = 2 * (threadIdx.x & 3);
 #pragma unroll
-            for (int j = 0; j < 16; j++)
+            for (int j = 0; j < N / 8; j++)
 #pragma unroll
                 for (int e = 0; e < 2; e++)
                     if (key0 + 8 * j + c + e >= vis[half]) P[4 * j + 2 * half + e] = 0;
@@ -172,7 +192,7 @@ __device__ __forceinline__ void store_pooled(float (&P)[64], const Params &p, in
         bool exists = row + 8 * half < p.rows;
         float *out =
             p.out + (int64_t)(exists ? row + 8 * half : 0) * p.out_ld + (int64_t)kv * p.n_d;
-        pool_row<RHO, MEAN>(P, half, out, key0, p.n_d, exists);
+        pool_row<RHO, MEAN, N>(P, half, out, key0, p.n_d, exists);
     }
 }
 

@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(THREADS) lse_kernel(const Operands x, const Pa
     const __nv_bfloat16 *keys = x.k + (int64_t)kv * D;
     int warp = threadIdx.x / 32, row = row0 + warp * 16 + threadIdx.x % 32 / 4;
     int vis[2] = {visible(p, row), visible(p, row + 8)};
+    int clear = visible(p, row0 + warp * 16) / KEYS; // tiles that every row of this warp sees whole
 
     copy_rows<D, ROWS, THREADS>(q_tile, x.q + (int64_t)head * D, x.q_ld, row0, p.rows);
     if (tiles) copy_rows<D, KEYS, THREADS>(k_tiles, keys, x.k_ld, 0, p.n);
@@ -50,7 +51,10 @@ __global__ void __launch_bounds__(THREADS) lse_kernel(const Operands x, const Pa
 #pragma unroll
         for (int step = 0; step < D / 16; step++)
             times_keys<D, KEYS>(s, q[step], k_tiles + t % 2 * KEYS * D, step);
-        accumulate_lse<true>(s, r, p.scale_log2, t * KEYS, vis);
+        if (t < clear)
+            accumulate_lse<false>(s, r, p.scale_log2, t * KEYS, vis);
+        else
+            accumulate_lse<true>(s, r, p.scale_log2, t * KEYS, vis);
         __syncthreads(); // the tile may be overwritten
     }
     store_lse(p, r, head, row);
@@ -67,8 +71,7 @@ __global__ void __launch_bounds__(THREADS) importance_kernel(const Operands x, c
     if (tiles <= 0) return;
     int warp = threadIdx.x / 32, row = row0 + warp * 16 + threadIdx.x % 32 / 4;
     int vis[2] = {visible(p, row), visible(p, row + 8)};
-    int at[2] = {min(row, p.rows - 1), min(row + 8, p.rows - 1)};
-    const float *lse = p.lse + (int64_t)kv * G * p.rows;
+    const float *lse = p.lse + (int64_t)kv * G * p.lse_ld + row;
     const __nv_bfloat16 *queries = x.q + (int64_t)kv * G * D;
 
     for (int t = tile0; t < tile0 + tiles; t++) {
@@ -90,11 +93,11 @@ __global__ void __launch_bounds__(THREADS) importance_kernel(const Operands x, c
                 left_fragment<D>(q, q_tiles + a % 2 * ROWS * D, warp * 16, step);
                 times_keys<D, KEYS>(s, q, k_tile, step);
             }
-            const float l[2] = {lse[(int64_t)a * p.rows + at[0]], lse[(int64_t)a * p.rows + at[1]]};
+            const float l[2] = {lse[(int64_t)a * p.lse_ld], lse[(int64_t)a * p.lse_ld + 8]};
             add_probabilities(P, s, p.scale_log2, l);
             __syncthreads();
         }
-        store_pooled<RHO, MEAN>(P, p, row, vis, kv, t * KEYS);
+        store_pooled<RHO, MEAN, 128>(P, p, row, vis, kv, t * KEYS);
     }
 }
 

@@ -30,13 +30,8 @@ template <int D> struct Lse {
         1024 + sizeof(__nv_bfloat16) * (CONSUMERS * Q_TILE + STAGES * K_TILE) + 256;
 };
 
-// Known to be the same for a whole warp, so that addresses made from it need no vector registers.
-__device__ __forceinline__ int warpgroup() {
-    return __shfl_sync(~0u, threadIdx.x / 128, 0);
-}
-
-// The warpgroups use the tensor cores in turn. Products issued together also end together: then all
-// warpgroups take exponentials at the same time, and wait for products at the same time.
+// The warpgroups issue their products in turn: else some run ahead, and then several take
+// exponentials at the same time, and wait for products at the same time.
 template <int GROUPS> struct Turn {
     int mine, next; // named barriers
     __device__ __forceinline__ explicit Turn(int group)
@@ -55,22 +50,20 @@ template <int GROUPS> struct Turn {
     }
 };
 
-// S = Q tile . K tile^T over the whole head size. The turn passes on after the first half, so that
-// the next warpgroup has issued its product when this one ends.
-template <int D, int GROUPS>
-__device__ __forceinline__ void multiply(float (&s)[64], const __nv_bfloat16 *q, int q_box,
-                                         const __nv_bfloat16 *k, int k_box, Turn<GROUPS> turn) {
+// S = Q tile . K tile^T over the whole head size, by the descriptors of both; boxes of K are k_box
+// bytes apart.
+template <int D, int GROUPS, int N>
+__device__ __forceinline__ void multiply(float (&s)[N], uint64_t q, uint64_t k, size_t k_box,
+                                         Turn<GROUPS> turn) {
     turn.await();
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < D / 16; step++) { // 16 elements = 32 bytes further each
         int box = step / 4;
-        wgmma_ss(s, descriptor(q + box * q_box) + 2 * (step % 4),
-                 descriptor(k + box * k_box) + 2 * (step % 4), step > 0);
-        if (step == D / 32 - 1) wgmma_commit();
+        wgmma_ss(s, q + box * descriptor_step(64 * 128) + 2 * (step % 4),
+                 k + box * descriptor_step(k_box) + 2 * (step % 4), step > 0);
     }
     wgmma_commit();
-    wgmma_wait<1>();
     turn.pass();
     wgmma_wait<0>();
     pin(s);
@@ -126,26 +119,25 @@ __global__ void __launch_bounds__(Lse<D>::THREADS, 1)
         int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         int row = row0 + group * 64 + warp * 16 + lane / 4;
         int vis[2] = {visible(p, row), visible(p, row + 8)};
-        const __nv_bfloat16 *q = q_smem + group * L::Q_TILE;
+        bool signal = threadIdx.x % 128 == 0;
+        uint64_t q = descriptor(uniform(smem_address(q_smem + group * L::Q_TILE)));
+        uint64_t k = descriptor(uniform(smem_address(k_smem)));
+        Ring<L::STAGES> keys(full, empty);
         Turn<L::CONSUMERS> turn(group);
         RowState state = {{-CUDART_INF_F, -CUDART_INF_F}, {0, 0}};
         float s[64];
-        auto product = [&](int it) {
-            int st = it % L::STAGES;
-            barrier_wait(full + st, (it / L::STAGES) & 1);
-            multiply<D>(s, q, 64 * 64, k_smem + st * L::K_TILE, L::KEYS * 64, turn);
-            if (threadIdx.x % 128 == 0) barrier_arrive(empty + st);
-        };
-        // tiles that every row of this warpgroup sees whole need no mask
-        int clear = min(tiles, visible(p, row0 + group * 64) / L::KEYS), it = 0;
+        // tiles that every row of this thread block sees whole need no mask
+        int clear = (int)uniform(visible(p, row0) / L::KEYS), all = (int)uniform(tiles);
         barrier_wait(q_full, 0);
-        for (; it < clear; it++) {
-            product(it);
-            accumulate_lse<false>(s, state, p.scale_log2, it * L::KEYS, vis);
-        }
-        for (; it < tiles; it++) {
-            product(it);
-            accumulate_lse<true>(s, state, p.scale_log2, it * L::KEYS, vis);
+        for (int it = 0; it < all; it++) {
+            keys.await();
+            multiply<D>(s, q, k + keys.stage * descriptor_step(2 * L::K_TILE), L::KEYS * 128, turn);
+            if (signal) keys.release(keys.stage);
+            keys.advance();
+            if (it < clear)
+                accumulate_lse<false>(s, state, p.scale_log2, it * L::KEYS, vis);
+            else
+                accumulate_lse<true>(s, state, p.scale_log2, it * L::KEYS, vis);
         }
         turn.leave();
         store_lse(p, state, head, row);
@@ -156,12 +148,13 @@ __global__ void __launch_bounds__(Lse<D>::THREADS, 1)
 // ---- pass 2 -------------------------------------------------------------------------------------
 
 template <int D> struct Imp {
-    static constexpr int CONSUMERS = 3, THREADS = 128 * (CONSUMERS + 1);
+    static constexpr int CONSUMERS = 4, THREADS = 128 * (CONSUMERS + 1);
     static constexpr int BOXES = D / 64;
-    static constexpr int ROWS = 64, KEYS = 128 * CONSUMERS;
+    static constexpr int ROWS = 64, PART = 96; // keys of a warpgroup
+    static constexpr int KEYS = PART * CONSUMERS;
     static constexpr int STAGES = 8; // of queries
     static constexpr int Q_TILE = BOXES * 64 * 64;
-    static constexpr int K_PART = BOXES * 128 * 64; // one warpgroup's keys
+    static constexpr int K_PART = BOXES * PART * 64;
     static constexpr size_t SMEM =
         1024 + sizeof(__nv_bfloat16) * (STAGES * Q_TILE + CONSUMERS * K_PART) + 256;
 };
@@ -217,37 +210,42 @@ __global__ void __launch_bounds__(Imp<D>::THREADS, 1)
                 if (t > 0) barrier_wait(k_empty + w, (t - 1) & 1);
                 barrier_expect_bytes(k_full + w, L::K_PART * 2);
                 for (int b = 0; b < L::BOXES; b++)
-                    tma_load_2d(k_smem + w * L::K_PART + b * 128 * 64, &c_map, k_full + w,
-                                kv * D + 64 * b, tile0 * L::KEYS + 128 * part);
+                    tma_load_2d(k_smem + w * L::K_PART + b * L::PART * 64, &c_map, k_full + w,
+                                kv * D + 64 * b, tile0 * L::KEYS + L::PART * part);
             }
         }
     } else {
-        registers_more<160>();
+        registers_more<112>();
         int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
         int row = row0 + warp * 16 + lane / 4;
-        int vis[2] = {visible(p, row), visible(p, row + 8)};
-        const float *lse = p.lse + (int64_t)kv * G * p.rows;
-        int at[2] = {min(row, p.rows - 1), min(row + 8, p.rows - 1)};
         bool signal = threadIdx.x % 128 == 0;
+        const float *lse = p.lse + (int64_t)kv * G * p.lse_ld + row;
+        uint64_t q = descriptor(uniform(smem_address(q_smem)));
+        Ring<L::STAGES> queries(q_full, q_empty);
         Turn<L::CONSUMERS> turn(group);
-        const __nv_bfloat16 *k = k_smem + group * L::K_PART;
-        float s[64], P[64];
-        int step = 0;
+        uint32_t full = uniform(smem_address(k_full + group));
+        uint32_t empty = uniform(smem_address(k_empty + group));
+        uint64_t k = descriptor(uniform(smem_address(k_smem + group * L::K_PART)));
+        float s[L::PART / 2], P[L::PART / 2];
         for (int t = 0; t < tiles; t++) {
-            barrier_wait(k_full + group, t & 1);
+            barrier_wait(full, t & 1);
 #pragma unroll
-            for (int i = 0; i < 64; i++) P[i] = 0;
-            for (int a = 0; a < G; a++, step++) {
-                int st = step % L::STAGES;
-                barrier_wait(q_full + st, (step / L::STAGES) & 1);
-                const float *of_head = lse + (int64_t)a * p.rows;
-                float l[2] = {of_head[at[0]], of_head[at[1]]};
-                multiply<D>(s, q_smem + st * L::Q_TILE, 64 * 64, k, 128 * 64, turn);
-                if (signal) barrier_arrive(q_empty + st);
+            for (int i = 0; i < L::PART / 2; i++) P[i] = 0;
+            for (int a = 0; a < G; a++) {
+                float l[2] = {lse[0], lse[8]};
+                lse += p.lse_ld;
+                queries.await();
+                multiply<D>(s, q + queries.stage * descriptor_step(2 * L::Q_TILE), k, L::PART * 128,
+                            turn);
+                if (signal) queries.release(queries.stage);
+                queries.advance();
                 add_probabilities(P, s, p.scale_log2, l);
             }
-            if (signal) barrier_arrive(k_empty + group);
-            store_pooled<RHO, MEAN>(P, p, row, vis, kv, (tile0 + t) * L::KEYS + 128 * group);
+            lse -= G * p.lse_ld;
+            if (signal) barrier_arrive(empty);
+            int vis[2] = {visible(p, row), visible(p, row + 8)};
+            store_pooled<RHO, MEAN, L::PART>(P, p, row, vis, kv,
+                                             (tile0 + t) * L::KEYS + L::PART * group);
         }
         turn.leave();
     }

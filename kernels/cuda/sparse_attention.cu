@@ -26,6 +26,12 @@ static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries,
                     (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
 }
 
+// Blocks that the queries of one warpgroup can need together; 0: dense.
+static int own_capacity(sp_heads heads, int64_t nb, int64_t listed) {
+    int64_t most = 64 / (heads.q_heads / heads.kv_heads) * listed;
+    return (int)(most < nb ? most : nb);
+}
+
 // The unions of the lists of every W * (64/G) queries and the bias, in scratch; fills all of `p`.
 template <int W>
 static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_tensor bias,
@@ -68,6 +74,7 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
           .entries = lists.data ? entries : NULL,
           .counts = counts,
           .capacity = capacity,
+          .capacity_own = own_capacity(heads, nb, listed),
           .bias = keys ? of_keys : NULL,
           .bias_ld = keys,
           .out = (bf16 *)out.data,
@@ -88,8 +95,9 @@ static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     SP_TRY(query_map(c, heads, q, p.per_warpgroup, &q_map));
     SP_TRY(sp_cuda_map(c, k, 64, &k_map));
     SP_TRY(sp_cuda_map(c, v, 64, &v_map));
-    auto kernel = sparse_sm90::attention_kernel<D, W, BIASED>;
-    size_t smem = Layout<D, W>::smem(p.capacity);
+    auto kernel = lists.data ? sparse_sm90::attention_kernel<D, W, BIASED, true>
+                             : sparse_sm90::attention_kernel<D, W, BIASED, false>;
+    size_t smem = Layout<D, W>::smem(p.capacity_own);
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     kernel<<<grid_of(p, W), Layout<D, W>::THREADS, smem, c->stream>>>(q_map, k_map, v_map, p);
     LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
@@ -114,11 +122,13 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     return SP_OK;
 }
 
-// The union of W warpgroups' lists must fit beside the tiles, its query mask into 32 bits.
+// The lists of W warpgroups must fit beside the tiles, a query mask into 32 bits.
 template <int D, int W> static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
     int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
     int64_t capacity = queries * listed < nb ? queries * listed : nb;
-    return queries <= 32 && Layout<D, W>::smem((int)capacity) <= 227 << 10 &&
+    return queries <= 32 && nb < 1 << (31 - sparse_sm90::U_BITS) &&
+           (!listed || capacity <= 1 << sparse_sm90::U_BITS) &&
+           Layout<D, W>::smem(own_capacity(heads, nb, listed)) <= 227 << 10 &&
            (!listed || nb * 4 <= 200 << 10);
 }
 

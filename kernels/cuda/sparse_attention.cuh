@@ -26,9 +26,9 @@ struct Params {
     float scale_log2;
     const Entry *entries; // [groups][kv_heads][capacity]; NULL: every block for every query (dense)
     const int *counts;    // [groups][kv_heads]
-    int capacity;
-    const float *bias; // [kv_heads][bias_ld], over the scale of the logits; NULL: none
-    int64_t bias_ld;   // whole blocks
+    int capacity, capacity_own; // of a union, and of the blocks of one warpgroup's queries
+    const float *bias;          // [kv_heads][bias_ld], over the scale of the logits; NULL: none
+    int64_t bias_ld;            // whole blocks
     __nv_bfloat16 *out;
     int64_t out_ld;
 };
@@ -96,27 +96,33 @@ __device__ __forceinline__ void start_from_bias(float (&s)[32], const float *bia
     }
 }
 
-struct Rows { // the two rows of a thread
-    float max[2], sum[2];
-    int64_t position[2];
-    uint32_t bit[2];     // of its query in Entry.queries; 0: row unused
-    int row[2], head[2]; // row -1: unused
+// The two rows of a thread. Sums and results are over 2^base, a logit seen before, not always the
+// largest: floats and bf16 have room for values far above 1, and so most blocks need no maximum.
+struct Rows {
+    float base[2], sum[2]; // base: -infinity before the first logit
+    int position[2];
+    uint32_t bit[2]; // of its query in Entry.queries; 0: row unused
 };
 
-// The 64 rows of a group of four warps are 64/G queries x G heads.
+// The 64 rows of a group of four warps are 64/G queries x G heads. A thread's first or second row:
+// which query of the thread block's, and which head; -1 for a row that is not used.
+__device__ __forceinline__ int query_of(const Params &p, int row0, int warpgroup, int half,
+                                        int *head) {
+    int at = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half, query = at / p.group;
+    bool used = query < p.per_warpgroup;
+    query += warpgroup * p.per_warpgroup;
+    *head = at % p.group;
+    return used && row0 + query < p.rows ? query : -1;
+}
+
 __device__ __forceinline__ Rows rows_of_warp(const Params &p, int row0, int warpgroup) {
     Rows r;
-    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        int at = warp * 16 + lane / 4 + 8 * half, query = at / p.group;
-        bool used = query < p.per_warpgroup;
-        query += warpgroup * p.per_warpgroup;
-        r.row[half] = used && row0 + query < p.rows ? row0 + query : -1;
-        r.head[half] = at % p.group;
-        r.bit[half] = r.row[half] >= 0 ? 1u << query : 0;
-        r.position[half] = p.q0 + row0 + query;
-        r.max[half] = -CUDART_INF_F;
+        int head, query = query_of(p, row0, warpgroup, half, &head);
+        r.bit[half] = query >= 0 ? 1u << query : 0;
+        r.position[half] = (int)p.q0 + row0 + query;
+        r.base[half] = -CUDART_INF_F;
         r.sum[half] = 0;
     }
     return r;
@@ -128,66 +134,101 @@ __device__ __forceinline__ uint32_t queries_of(const Params &p, int warpgroup) {
            << (warpgroup * p.per_warpgroup);
 }
 
-// Logits to probabilities (packed for the next product); returns the factors by which earlier
-// results shrink.
-template <int N>
-__device__ __forceinline__ void softmax(float (&s)[32], Rows &r, Entry e, float scale,
-                                        uint32_t (&p)[16], float (&o)[N]) {
-    int64_t key0 = (int64_t)e.block * 64 + 2 * (threadIdx.x & 3);
-    float shrink[2];
+constexpr float HIGHEST_SUM = 0x1p32f; // of a block, before the base moves
+
+// Exponentials of a block's logits, packed for the next product, and their sums.
+__device__ __forceinline__ void exponentials(const float (&s)[32], const Rows &r, float scale,
+                                             uint32_t (&p)[16], float (&sum)[2]) {
+    float from[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        // a row keeps the keys up to its own position, or none of a block its query did not choose
-        int64_t room = r.position[half] - key0;
-        int last = !(e.queries & r.bit[half]) ? -1 : room > 63 ? 63 : (int)room;
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int x = 0; x < 2; x++) {
-                float &v = s[4 * j + 2 * half + x];
-                v = 8 * j + x <= last ? v : -CUDART_INF_F;
-            }
-        float m = s[2 * half];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-            m = fmaxf(m, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-        float now = fmaxf(r.max[half], m * scale), base = now == -CUDART_INF_F ? 0.f : now;
-        shrink[half] = exp2_fast(r.max[half] - base);
-        r.max[half] = now;
-        float sum = r.sum[half] * shrink[half];
-#pragma unroll
-        for (int j = 0; j < 8; j++)
-#pragma unroll
-            for (int x = 0; x < 2; x++) {
-                float &v = s[4 * j + 2 * half + x];
-                v = exp2_fast(fmaf(v, scale, -base));
-                sum += v;
-            }
-        r.sum[half] = sum;
+        from[half] = r.base[half] == -CUDART_INF_F ? 0.f : r.base[half];
+        sum[half] = 0;
     }
 #pragma unroll
     for (int i = 0; i < 16; i++) {
-        __nv_bfloat162 b = __floats2bfloat162_rn(s[2 * i], s[2 * i + 1]);
-        p[i] = *reinterpret_cast<uint32_t *>(&b);
+        float x = exp2_fast(fmaf(s[2 * i], scale, -from[i % 2]));
+        float y = exp2_fast(fmaf(s[2 * i + 1], scale, -from[i % 2]));
+        sum[i % 2] += x + y;
+        __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+        p[i] = *reinterpret_cast<uint32_t *>(&both);
+    }
+}
+
+// Moves the bases of rows that need it to the largest logits seen; shrinks earlier sums and
+// results. Others keep theirs: what becomes of a row must not depend on the rows beside it.
+template <int N>
+__device__ __forceinline__ void move_bases(const float (&s)[32], float scale,
+                                           const bool (&needed)[2], Rows &r, float (&o)[N]) {
+    float shrink[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int here = needed[half]; // or in one of the other three threads with keys of the row
+        here |= __shfl_xor_sync(~0u, here, 1);
+        here |= __shfl_xor_sync(~0u, here, 2);
+        float top = s[2 * half];
+#pragma unroll
+        for (int j = 0; j < 8; j++)
+            top = fmaxf(top, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+        top = here ? fmaxf(top * scale, r.base[half]) : r.base[half];
+        shrink[half] = exp2_fast(r.base[half] - (top == -CUDART_INF_F ? 0.f : top));
+        r.base[half] = top;
+        r.sum[half] *= shrink[half];
     }
 #pragma unroll
-    for (int i = 0; i < N; i++) o[i] *= shrink[(i / 2) & 1];
+    for (int i = 0; i < N; i++) o[i] *= shrink[i / 2 % 2];
+}
+
+// Logits to probabilities, packed for the next product. A warp has the rows of a few queries, often
+// of one: then either no row attends to the block, or all do.
+template <int N>
+__device__ __forceinline__ void softmax(float (&s)[32], Rows &r, Entry e, float scale,
+                                        uint32_t (&p)[16], float (&o)[N]) {
+    int key0 = e.block * 64 + 2 * (threadIdx.x & 3), last[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        // a row keeps the keys up to its own position, or none of a block its query did not choose
+        last[half] = e.queries & r.bit[half] ? r.position[half] - key0 : -1;
+    if (__all_sync(~0u, max(last[0], last[1]) < 0)) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) p[i] = 0;
+        return;
+    }
+    if (__any_sync(~0u, min(last[0], last[1]) < 57)) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) // key 8j + x of element 4j + 2 half + x
+            s[i] = i / 4 * 8 + i % 2 <= last[i / 2 % 2] ? s[i] : -CUDART_INF_F;
+    }
+    float sum[2];
+    exponentials(s, r, scale, p, sum);
+    bool needed[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        needed[half] =
+            !(sum[half] < HIGHEST_SUM) || (r.base[half] == -CUDART_INF_F && last[half] >= 0);
+    if (__any_sync(~0u, needed[0] || needed[1])) {
+        move_bases(s, scale, needed, r, o);
+        exponentials(s, r, scale, p, sum);
+    }
+    r.sum[0] += sum[0];
+    r.sum[1] += sum[1];
 }
 
 template <int D>
-__device__ __forceinline__ void store_rows(const Params &p, const Rows &r, int kv,
-                                           const float (&o)[D / 2]) {
+__device__ __forceinline__ void store_rows(const Params &p, const Rows &r, int row0, int warpgroup,
+                                           int kv, const float (&o)[D / 2]) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = r.sum[half];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         float inv = sum > 0 ? 1 / sum : 0;
-        if (r.row[half] < 0) continue;
-        __nv_bfloat16 *to = p.out + (int64_t)r.row[half] * p.out_ld +
-                            (int64_t)(kv * p.group + r.head[half]) * D + 2 * (threadIdx.x & 3);
+        int head, query = query_of(p, row0, warpgroup, half, &head);
+        if (query < 0) continue;
+        __nv_bfloat16 *to = p.out + (int64_t)(row0 + query) * p.out_ld +
+                            (int64_t)(kv * p.group + head) * D + 2 * (threadIdx.x & 3);
 #pragma unroll
         for (int j = 0; j < D / 8; j++)
             *(__nv_bfloat162 *)(to + 8 * j) =

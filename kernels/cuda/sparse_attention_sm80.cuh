@@ -56,22 +56,25 @@ __global__ void __launch_bounds__(THREADS) attention_kernel(const Operands x, co
 #pragma unroll
             for (int step = 0; step < D / 16; step++)
                 left_fragment<D>(q[step], q_tile, warp * 16, step);
-        __nv_bfloat16 *keys = kv_tiles + u % 2 * 2 * KEYS * D;
-        float s[32] = {};
-        if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)at(u).block * KEYS);
+        Entry e = at(u);
+        if (__any_sync(~0u, e.queries & (r.bit[0] | r.bit[1]))) { // else no row of this warp has it
+            __nv_bfloat16 *keys = kv_tiles + u % 2 * 2 * KEYS * D;
+            float s[32] = {};
+            if (p.bias) start_from_bias(s, p.bias + kv * p.bias_ld + (int64_t)e.block * KEYS);
 #pragma unroll
-        for (int step = 0; step < D / 16; step++) times_keys<D, KEYS>(s, q[step], keys, step);
-        uint32_t prob[16];
-        softmax(s, r, at(u), p.scale_log2, prob, o);
+            for (int step = 0; step < D / 16; step++) times_keys<D, KEYS>(s, q[step], keys, step);
+            uint32_t prob[16];
+            softmax(s, r, e, p.scale_log2, prob, o);
 #pragma unroll
-        for (int step = 0; step < KEYS / 16; step++) {
-            const uint32_t part[4] = {prob[4 * step], prob[4 * step + 1], prob[4 * step + 2],
-                                      prob[4 * step + 3]};
-            times_values<D>(o, part, keys + KEYS * D, 16 * step);
+            for (int step = 0; step < KEYS / 16; step++) {
+                const uint32_t part[4] = {prob[4 * step], prob[4 * step + 1], prob[4 * step + 2],
+                                          prob[4 * step + 3]};
+                times_values<D>(o, part, keys + KEYS * D, 16 * step);
+            }
         }
         __syncthreads(); // the stage may be overwritten
     }
-    store_rows<D>(p, r, kv, o);
+    store_rows<D>(p, r, row0, 0, kv, o);
 }
 
 } // namespace sparse_sm80
