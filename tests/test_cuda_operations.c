@@ -104,7 +104,7 @@ static const shape shapes[] = {
      512,
      1024,
      1},
-    {"minicpm, windows of two thread blocks", // importance.cu: 4096 a block, 3840 on Hopper
+    {"minicpm, windows of two thread blocks", // importance.cu: at most 4096 a block
      4800,
      4500,
      {32, 2, 128},
@@ -331,6 +331,111 @@ static void operations_agree_with_the_cpu(void **state) {
     }
 }
 
+// Logits that rise, or fall, by 100 along the keys: sums that were scaled for the first keys must
+// not overflow, or vanish, at the last. Queries point along one direction per head, keys lie on it.
+static void set_rising(pair q, pair k, sp_heads h, float from, float to) {
+    float *x = malloc((size_t)(q.n > k.n ? q.n : k.n) * sizeof *x), unit = sqrtf(10 / sqrtf(128));
+    for (int64_t i = 0; i < q.n; i++)
+        x[i] = sp_bf16_to_f32(sp_f32_to_bf16(unit * (1 + test_uniform(&seed, -0.1f, 0.1f))));
+    assert_ok(sp_upload(q.on_cpu, x));
+    assert_ok(sp_upload(q.on_gpu, x));
+    for (int64_t j = 0; j < k.on_cpu.rows; j++)
+        for (int64_t c = 0; c < k.on_cpu.cols; c++) {
+            float at = (float)j / (float)k.on_cpu.rows, along = from + (to - from) * at;
+            along /= unit * sqrtf((float)h.head_dim);
+            float y = along * (1 + test_uniform(&seed, -0.1f, 0.1f));
+            x[j * k.on_cpu.cols + c] = sp_bf16_to_f32(sp_f32_to_bf16(y));
+        }
+    assert_ok(sp_upload(k.on_cpu, x));
+    assert_ok(sp_upload(k.on_gpu, x));
+    free(x);
+}
+
+// Rows that share a thread block of sparse_attention_sm90.cuh but, warpgroup by warpgroup, no other
+// block than their own: the first third of the blocks, the second, the last.
+static void set_apart(pair lists, sp_heads h, int64_t block) {
+    int64_t k = lists.on_cpu.cols / h.kv_heads, rows = lists.on_cpu.rows;
+    int64_t of_warpgroup = 64 / (h.q_heads / h.kv_heads);
+    int32_t *x = malloc((size_t)lists.n * sizeof *x);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t head = 0; head < h.kv_heads; head++) {
+            int32_t *list = x + r * lists.on_cpu.cols + head * k;
+            int64_t own = r / block, part = (r / of_warpgroup + head) % 3, n = 0;
+            for (int64_t b = own * part / 3; b < own * (part + 1) / 3 && n + 1 < k; b++)
+                list[n++] = (int32_t)b;
+            list[n++] = (int32_t)own;
+            while (n < k) list[n++] = -1;
+        }
+    assert_ok(sp_upload(lists.on_cpu, x));
+    assert_ok(sp_upload(lists.on_gpu, x));
+    free(x);
+}
+
+// `whole` was made of all rows, `part` of those from `first` on: the same bits.
+static void same_bits(sp_tensor whole, sp_tensor part, int64_t first, const char *what) {
+    int64_t n = part.rows * part.cols;
+    float *a = malloc((size_t)n * sizeof *a), *b = malloc((size_t)n * sizeof *b);
+    assert_ok(sp_download(sp_tensor_rows(whole, first, part.rows), a));
+    assert_ok(sp_download(part, b));
+    int64_t at = 0;
+    while (at < n && memcmp(a + at, b + at, sizeof *a) == 0) at++;
+    if (at < n)
+        fail_msg("%s: row %lld depends on the tile it is made in: %.9g and %.9g", what,
+                 (long long)(first + at / part.cols), (double)a[at], (double)b[at]);
+    free(a);
+    free(b);
+}
+
+static void unlike_rows_and_logits(void **state) {
+    (void)state;
+    const sp_heads of[] = {{32, 2, 128}, {8, 2, 64}, {12, 4, 128}};
+    const sp_grid fine = {2, 1}, deployed = {32, 16};
+    const int64_t T = 2000;
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        for (int falling = 0; falling < 2; falling++) {
+            sp_heads h = of[i];
+            int64_t q_cols = h.q_heads * h.head_dim, kv_cols = h.kv_heads * h.head_dim;
+            int64_t n_d = sp_windows(deployed, T), n_t = sp_windows(fine, T);
+            pair q = make(SP_BF16, T, q_cols), k = make(SP_BF16, T, kv_cols);
+            pair ct = make(SP_BF16, n_t, kv_cols), v = random_pair(SP_BF16, T, kv_cols, 1);
+            set_rising(q, k, h, falling ? 60 : -40, falling ? -40 : 60);
+            set_rising(q, ct, h, falling ? 60 : -40, falling ? -40 : 60);
+            sp_importance_args a = {h, fine, deployed, n_d, SP_ALIGN_MAX, SP_SEES_START};
+            pair imp = make(SP_F32, T, h.kv_heads * n_d);
+            assert_ok(sp_importance(&a, q.on_cpu, 0, ct.on_cpu, imp.on_cpu));
+            assert_ok(sp_importance(&a, q.on_gpu, 0, ct.on_gpu, imp.on_gpu));
+            // logits up to 60 from 128 products, on both sides: 2 * 60 * 2^-24 * sqrt(128)
+            compare(imp, "importance, far apart", 8e-5);
+            const int64_t first = 37; // the rows of a thread block, and of a warp, are others
+            sp_tensor q_part = sp_tensor_rows(q.on_gpu, first, T - first);
+            pair imp_part = make(SP_F32, T - first, h.kv_heads * n_d);
+            assert_ok(sp_importance(&a, q_part, first, ct.on_gpu, imp_part.on_gpu));
+            same_bits(imp.on_gpu, imp_part.on_gpu, first, "importance");
+            pair lists = make(SP_I32, T, h.kv_heads * 12), out = make(SP_BF16, T, q_cols);
+            set_apart(lists, h, 64);
+            assert_ok(sp_sparse_attention(h, q.on_cpu, 0, k.on_cpu, v.on_cpu, SP_NO_TENSOR,
+                                          lists.on_cpu, 64, out.on_cpu));
+            assert_ok(sp_sparse_attention(h, q.on_gpu, 0, k.on_gpu, v.on_gpu, SP_NO_TENSOR,
+                                          lists.on_gpu, 64, out.on_gpu));
+            compare(out, "sparse_attention, far apart", 6e-3);
+            pair out_part = make(SP_BF16, T - first, q_cols);
+            assert_ok(sp_sparse_attention(h, q_part, first, k.on_gpu, v.on_gpu, SP_NO_TENSOR,
+                                          sp_tensor_rows(lists.on_gpu, first, T - first), 64,
+                                          out_part.on_gpu));
+            same_bits(out.on_gpu, out_part.on_gpu, first, "sparse_attention");
+            assert_ok(
+                sp_dense_attention(h, q.on_cpu, 0, k.on_cpu, v.on_cpu, SP_NO_TENSOR, out.on_cpu));
+            assert_ok(
+                sp_dense_attention(h, q.on_gpu, 0, k.on_gpu, v.on_gpu, SP_NO_TENSOR, out.on_gpu));
+            compare(out, "dense_attention, far apart", 6e-3);
+            assert_ok(sp_dense_attention(h, q_part, first, k.on_gpu, v.on_gpu, SP_NO_TENSOR,
+                                         out_part.on_gpu));
+            same_bits(out.on_gpu, out_part.on_gpu, first, "dense_attention");
+            pair *all[] = {&q, &k, &ct, &v, &imp, &imp_part, &lists, &out, &out_part};
+            for (size_t n = 0; n < sizeof all / sizeof *all; n++) drop(all[n]);
+        }
+}
+
 static void optimiser_and_tables(void **state) {
     (void)state;
     pair w = random_pair(SP_F32, 100, 77, 1), g = random_pair(SP_F32, 100, 77, 1);
@@ -366,6 +471,7 @@ int main(int argc, char **argv) {
     if (options.small) n_shapes = 5;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_agree_with_the_cpu),
+        cmocka_unit_test(unlike_rows_and_logits),
         cmocka_unit_test(optimiser_and_tables),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
