@@ -331,12 +331,15 @@ static void operations_agree_with_the_cpu(void **state) {
     }
 }
 
-// Logits that rise, or fall, by 100 along the keys: sums that were scaled for the first keys must
-// not overflow, or vanish, at the last. Queries point along one direction per head, keys lie on it.
+// Logits that rise, or fall, along the keys, by 100 or by 10 from row to row and head to head: sums
+// that were scaled for the first keys must not overflow, or vanish, at the last, nor what becomes
+// of a row depend on the rows beside it. Queries point along one direction, keys lie on it.
 static void set_rising(pair q, pair k, sp_heads h, float from, float to) {
-    float *x = malloc((size_t)(q.n > k.n ? q.n : k.n) * sizeof *x), unit = sqrtf(10 / sqrtf(128));
-    for (int64_t i = 0; i < q.n; i++)
-        x[i] = sp_bf16_to_f32(sp_f32_to_bf16(unit * (1 + test_uniform(&seed, -0.1f, 0.1f))));
+    float *x = malloc((size_t)(q.n > k.n ? q.n : k.n) * sizeof *x), unit = 1, length = 1;
+    for (int64_t i = 0; i < q.n; i++) {
+        if (i % h.head_dim == 0) length = test_uniform(&seed, 0, 1) < 0.5f ? unit : unit / 10;
+        x[i] = sp_bf16_to_f32(sp_f32_to_bf16(length * (1 + test_uniform(&seed, -0.1f, 0.1f))));
+    }
     assert_ok(sp_upload(q.on_cpu, x));
     assert_ok(sp_upload(q.on_gpu, x));
     for (int64_t j = 0; j < k.on_cpu.rows; j++)
