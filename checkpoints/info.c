@@ -13,10 +13,13 @@
 #include "model/safetensors.h"
 
 #include <ctype.h>
+#include <errno.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_LISTED = 40, MAX_JSON = 64 << 20 };
 
@@ -405,6 +408,25 @@ static char *last_line(const char *path, int64_t *lines) {
     return line;
 }
 
+// A run that says it is running and whose process, the last that started, this host does not have.
+static void add_abandoned(sp_text *t, const json_t *run) {
+    const char *status = json_string_value(json_object_get(run, "status"));
+    const json_t *starts = json_object_get(run, "starts");
+    const json_t *last = json_array_get(starts, json_array_size(starts) - 1);
+    const char *host = json_string_value(json_object_get(last, "host"));
+    json_int_t process = json_integer_value(json_object_get(last, "process"));
+    char here[256] = "";
+    gethostname(here, sizeof here - 1);
+    if (!status || strcmp(status, "running") != 0 || !host || strcmp(host, here) != 0 ||
+        process <= 0 || kill((pid_t)process, 0) == 0 || errno != ESRCH)
+        return;
+    sp_text_add(t,
+                "  process %lld is not on %s any more: it was killed, or ended when another rank "
+                "was lost; resume_command continues\n"
+                "  from the newest checkpoint, if there is one\n",
+                (long long)process, here);
+}
+
 static sp_status run_text(const char *dir, sp_text *t) {
     char *info = join(dir, "run.json"), *metrics = join(dir, "metrics.jsonl"),
          *checkpoints = join(dir, "checkpoints"), *newest = NULL, **names = NULL;
@@ -417,6 +439,7 @@ static sp_status run_text(const char *dir, sp_text *t) {
         const char *key;
         json_t *v;
         json_object_foreach(root, key, v) add_outline(t, 2, key, v);
+        add_abandoned(t, root);
     } else if (sp_path_is_file(info)) {
         add_error(t, "  ");
     }

@@ -37,6 +37,20 @@ has out 'step-0000040.h5, .*not readable: .*truncated'
 has out 'newest: step-0000030.h5'
 check 2 "$sparda" info "$work/run/checkpoints/step-0000040.h5"
 has err 'not a complete HDF5 file'
+# a run that says it is running: by a process that is here, and by one that is not
+started() { printf '{"status": "running", "starts": [{"host": "%s", "process": %s}]}\n' "$1" "$2" >"$work/run/run.json"; }
+sh -c : & gone=$!
+wait "$gone"
+for of in "$(uname -n) $$" "elsewhere $gone"; do
+    # shellcheck disable=SC2086  # two words
+    started $of
+    check 0 "$sparda" info "$work/run"
+    has out '^  status: running$'
+    ! grep -q 'any more' "$work/out" || complain "declared dead: $of"
+done
+started "$(uname -n)" "$gone"
+check 0 "$sparda" info "$work/run"
+has out "process $gone is not on $(uname -n) any more: .* resume_command continues"
 
 # ---- exports and models
 check 0 "$sparda" export "$work/run" --out "$work/e" --no-parity
