@@ -439,6 +439,30 @@ static void unlike_rows_and_logits(void **state) {
         }
 }
 
+// A window that is NaN counts as absent, and so does a block of nothing else.
+static void lists_of_rows_with_nan(void **state) {
+    (void)state;
+    const sp_grid deployed = {32, 16};
+    for (int future = 0; future < 2; future++) {
+        const sp_selection s = {64, 1, 2, 12, future};
+        const int64_t T = 3000, n_d = sp_windows(deployed, T), nb = (T + 63) / 64, rows = 500;
+        pair a = random_pair(SP_F32, rows, 2 * n_d, 1);
+        float *x = malloc((size_t)a.n * sizeof *x);
+        assert_ok(sp_download(a.on_cpu, x));
+        for (int64_t i = 0; i < a.n; i += 6)
+            if (test_uniform(&seed, 0, 1) < 0.4f)
+                for (int64_t j = i; j < i + 6 && j < a.n; j++) x[j] = NAN;
+        assert_ok(sp_upload(a.on_cpu, x));
+        assert_ok(sp_upload(a.on_gpu, x));
+        free(x);
+        pair lists = make(SP_I32, rows, 2 * s.topk);
+        assert_ok(sp_select_blocks(&s, deployed, 2, a.on_cpu, T - rows, nb, lists.on_cpu));
+        assert_ok(sp_select_blocks(&s, deployed, 2, a.on_gpu, T - rows, nb, lists.on_gpu));
+        assert_int_equal(rows_of_different_lists(lists), 0);
+        drop(&a), drop(&lists);
+    }
+}
+
 static void optimiser_and_tables(void **state) {
     (void)state;
     pair w = random_pair(SP_F32, 100, 77, 1), g = random_pair(SP_F32, 100, 77, 1);
@@ -475,6 +499,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_agree_with_the_cpu),
         cmocka_unit_test(unlike_rows_and_logits),
+        cmocka_unit_test(lists_of_rows_with_nan),
         cmocka_unit_test(optimiser_and_tables),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

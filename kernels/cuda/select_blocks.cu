@@ -20,7 +20,8 @@ __device__ __forceinline__ float score_of_four(const BlockRule &s, const float *
     if (lane == 0) before = b > 0 && first <= n_d ? row[first - 1] : -INFINITY;
     if (b < s.init || (b <= qb && qb <= b + s.local)) return INFINITY;
     if (s.mask_future && b > qb) return -INFINITY;
-    return fmaxf(before, fmaxf(fmaxf(window[0], window[1]), fmaxf(window[2], window[3])));
+    float best = fmaxf(fmaxf(window[0], window[1]), fmaxf(window[2], window[3]));
+    return fmaxf(-INFINITY, fmaxf(before, best)); // all NaN: absent
 }
 
 // The scores pass through shared memory, so that the loop over their windows need not be unrolled
