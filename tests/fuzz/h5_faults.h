@@ -284,6 +284,12 @@ static void other_data(hid_t file, const names *n) {
     H5Pclose(plist);
 }
 
+// HDF5 makes an attribute in memory, twice.
+static bool fits_memory(hid_t type, hid_t space) {
+    const hssize_t most = 1 << 24; // bytes
+    return H5Sget_simple_extent_npoints(space) <= most / (hssize_t)H5Tget_size(type);
+}
+
 static void other_attribute(hid_t file, const names *n) {
     const char *name = n->attribute[take(n->n_attributes)], *at = strchr(name, '@');
     char object[128];
@@ -293,7 +299,9 @@ static void other_attribute(hid_t file, const names *n) {
     H5Adelete(o, at + 1);
     if (take(4)) {
         hid_t type = some_type(), space = take(2) ? H5Screate(H5S_SCALAR) : some_space(100);
-        hid_t a = H5Acreate2(o, at + 1, type, space, H5P_DEFAULT, H5P_DEFAULT);
+        hid_t a = -1;
+        if (fits_memory(type, space))
+            a = H5Acreate2(o, at + 1, type, space, H5P_DEFAULT, H5P_DEFAULT);
         int64_t v = number();
         if (a >= 0 && H5Tget_class(type) == H5T_INTEGER && H5Sget_simple_extent_npoints(space) == 1)
             H5Awrite(a, H5T_NATIVE_INT64, &v);
