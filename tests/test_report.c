@@ -117,9 +117,9 @@ static void test_every_key_is_there(void **state) {
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
         if (!at_path(r.root, keys[i])) fail_msg("the report lacks %s", keys[i]);
     assert_string_equal(json_string_value(at_path(r.root, "schema")), "sparda.validation/1");
-    static const char *const check_keys[] = {"id",     "group",       "severity", "status",
-                                             "reason", "value",       "unit",     "threshold",
-                                             "op",     "noise_floor", "n",        "ci95"};
+    static const char *const check_keys[] = {"id",    "group", "severity",  "status", "reason",
+                                             "value", "unit",  "threshold", "op",     "noise_floor",
+                                             "n",     "ci95",  "remedy"};
     int64_t n;
     sp_check_table(&n);
     assert_int_equal(json_array_size(r.checks), n);
@@ -369,8 +369,36 @@ static void test_summary(void **state) {
     assert_non_null(
         strstr(text, "failed E1: weights in x.safetensors:   - x.safetensors is cut short (Every"));
     assert_null(strstr(text, "the rest"));
+    assert_non_null(strstr(text, "    what helps: export again; if it stays, memory or disk"));
+    free(text);
+    assert_ok(sp_report_html(r.root, &text));
+    assert_non_null(strstr(text, "What helps: export again"));
     free(text);
     sp_report_close(&r);
+}
+
+// A check that can be missed says what helps; one that was not missed does not.
+static void test_remedies(void **state) {
+    (void)state;
+    int64_t n;
+    const sp_check_info *table = sp_check_table(&n);
+    for (int64_t i = 0; i < n; i++) {
+        if (table[i].severity != SP_NOTE) assert_true(table[i].remedy && *table[i].remedy);
+        for (int missed = 0; missed < 2; missed++) {
+            sp_report r;
+            assert_ok(sp_report_open(&r));
+            sp_check c = sp_check_blank(table[i].id);
+            c.outcome = missed ? SP_WARN : SP_PASS;
+            c.reason = missed ? "because" : NULL;
+            assert_ok(sp_report_add(&r, &c));
+            json_t *remedy = json_object_get(json_array_get(r.checks, 0), "remedy");
+            if (missed && table[i].remedy)
+                assert_string_equal(json_string_value(remedy), table[i].remedy);
+            else
+                assert_true(json_is_null(remedy));
+            sp_report_close(&r);
+        }
+    }
 }
 
 // ---- files --------------------------------------------------------------------------------------
@@ -472,6 +500,7 @@ int main(void) {
         cmocka_unit_test(test_checks_are_ordered_and_unique),
         cmocka_unit_test(test_page_escapes_and_is_self_contained),
         cmocka_unit_test(test_summary),
+        cmocka_unit_test(test_remedies),
         cmocka_unit_test(test_files_appear_together),
         cmocka_unit_test(test_text_of_any_bytes),
         cmocka_unit_test(test_charts_survive_gaps),

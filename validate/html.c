@@ -144,6 +144,11 @@ static void issues(sp_text *t, json_t *root) {
             sp_html_escape(t, sp_html_text_at(c, "title"));
             sp_text_add(t, "</b>");
             sp_html_element(t, "div", "class=\"why\"", sp_html_text_at(c, "reason"));
+            if (*sp_html_text_at(c, "remedy")) {
+                sp_text_add(t, "<div class=\"why\">What helps: ");
+                sp_html_escape(t, sp_html_text_at(c, "remedy"));
+                sp_text_add(t, "</div>");
+            }
             sp_text_add(t, "</li>");
         }
     if (open) sp_text_add(t, "</ul>");

@@ -10,37 +10,61 @@
 
 static const char no_gpu[] = "needs the GPU engine; this run used the CPU backend";
 
+// What a user can do about a check that was missed.
+static const char again[] = "export again; if it stays, memory or disk of this host changes data";
+static const char fault[] = "a fault of this build or of the machine, not of the training: run "
+                            "./quickstart test, and report both";
+static const char train[] =
+    "if train/kl still falls at the end of metrics.jsonl, train longer; else "
+    "train on text like what will be served";
+static const char idle[] = "repeat it while nothing else uses this GPU, its link and the host's "
+                           "memory; if it stays, report it";
+
 static const sp_check_info table[] = {
-    {"E1", SP_HARD, "Every written format holds the same tensors", "bytes", "<=", NULL},
-    {"E2", SP_HARD, "Names, shapes, types; made for this base model", "problems", "<=", NULL},
-    {"E3", SP_HARD, "No NaN or infinity, no all-zero row", "values", "<=", NULL},
-    {"E4", SP_HARD, "Blocks per query agree in both top-k conventions", "problems", "<=", NULL},
-    {"E5", SP_NOTE, "SHA-256 of files and tensors recorded", "files", ">=", NULL},
-    {"P1", SP_HARD, "Selection equals a scalar reference", "rows", "<=", NULL},
-    {"P2", SP_HARD, "Offload off and on: same logits", "bits", "<=", no_gpu},
-    {"P3", SP_HARD, "Prefetch off and on: same sets, slots and logits", "bits", "<=", no_gpu},
-    {"P4", SP_HARD, "Checksums of copied blocks", "units", "<=", no_gpu},
-    {"P5", SP_HARD, "Compressed keys: step by step equal to all at once", "values", "<=", NULL},
-    {"P6", SP_HARD, "Decode equals prefill of the same tokens", "nat", "<=", NULL},
-    {"P7", SP_HARD, "Lookahead needs no unfinished window", "tokens", ">=", NULL},
-    {"Q1", SP_HARD, "Block recall above chance and above an untrained projection", "SE", ">", NULL},
-    {"Q2", SP_HARD, "Teacher mass on the chosen blocks", "share", ">=", NULL},
-    {"Q3", SP_SOFT, "Recall between chance and the teachers' own agreement", "share", ">=", NULL},
-    {"Q4", SP_HARD, "Logits move no more than sparsifying moved them", "ratio", "<=", NULL},
-    {"Q5", SP_SOFT, "Language-model loss against the original selector", "nat", "<=", NULL},
-    {"Q6", SP_SOFT, "Needle retrieval against the original selector", "SE", "<=", NULL},
-    {"Q7", SP_HARD, "An untrained projection would be caught", "ratio", ">", NULL},
-    {"T1", SP_NOTE, "Host-to-device copy rate", "GB/s", ">=", no_gpu},
-    {"T2", SP_SOFT, "Block copies against that rate", "share", ">=", no_gpu},
-    {"T3", SP_SOFT, "Share of the copies that is hidden", "share", ">=", no_gpu},
-    {"T4", SP_SOFT, "Slow-down of kernels while copies run", "share", "<=", no_gpu},
-    {"T5", SP_SOFT, "Speed-up against the overlap model", "ratio", ">=", no_gpu},
-    {"T6", SP_NOTE, "Tokens per second of every baseline", "tok/s", ">=", no_gpu},
-    {"T7", SP_NOTE, "Misses against slot capacity", "share", "<=", no_gpu},
-    {"T8", SP_NOTE, "Locality of the selection", "share", ">=", no_gpu},
-    {"M1", SP_HARD, "Memory as predicted", "share", "<=", no_gpu},
-    {"M2", SP_HARD, "No growth of memory over steps", "bytes", "<=", no_gpu},
-    {"M3", SP_NOTE, "Largest batch that fits", "sequences", ">=", no_gpu},
+    {"E1", SP_HARD, "Every written format holds the same tensors", "bytes", "<=", NULL, again},
+    {"E2", SP_HARD, "Names, shapes, types; made for this base model", "problems", "<=", NULL,
+     "name the base model and the recipe that the Forecast was trained for"},
+    {"E3", SP_HARD, "No NaN or infinity, no all-zero row", "values", "<=", NULL,
+     "the training diverged: see train/grad_norm in metrics.jsonl, and export an earlier "
+     "checkpoint"},
+    {"E4", SP_HARD, "Blocks per query agree in both top-k conventions", "problems", "<=", NULL,
+     "set topk, which counts forced blocks too, as config.json of the base does, and export again"},
+    {"E5", SP_NOTE, "SHA-256 of files and tensors recorded", "files", ">=", NULL, NULL},
+    {"P1", SP_HARD, "Selection equals a scalar reference", "rows", "<=", NULL, fault},
+    {"P2", SP_HARD, "Offload off and on: same logits", "bits", "<=", no_gpu, fault},
+    {"P3", SP_HARD, "Prefetch off and on: same sets, slots and logits", "bits", "<=", no_gpu,
+     fault},
+    {"P4", SP_HARD, "Checksums of copied blocks", "units", "<=", no_gpu, fault},
+    {"P5", SP_HARD, "Compressed keys: step by step equal to all at once", "values", "<=", NULL,
+     fault},
+    {"P6", SP_HARD, "Decode equals prefill of the same tokens", "nat", "<=", NULL, fault},
+    {"P7", SP_HARD, "Lookahead needs no unfinished window", "tokens", ">=", NULL,
+     "the local window must be longer than a compression window: sparse_config of the base"},
+    {"Q1", SP_HARD, "Block recall above chance and above an untrained projection", "SE", ">", NULL,
+     train},
+    {"Q2", SP_HARD, "Teacher mass on the chosen blocks", "share", ">=", NULL, train},
+    {"Q3", SP_SOFT, "Recall between chance and the teachers' own agreement", "share", ">=", NULL,
+     train},
+    {"Q4", SP_HARD, "Logits move no more than sparsifying moved them", "ratio", "<=", NULL, train},
+    {"Q5", SP_SOFT, "Language-model loss against the original selector", "nat", "<=", NULL, train},
+    {"Q6", SP_SOFT, "Needle retrieval against the original selector", "SE", "<=", NULL, train},
+    {"Q7", SP_HARD, "An untrained projection would be caught", "ratio", ">", NULL,
+     "measure on longer or other text: validate.lengths, --data"},
+    {"T1", SP_NOTE, "Host-to-device copy rate", "GB/s", ">=", no_gpu, NULL},
+    {"T2", SP_SOFT, "Block copies against that rate", "share", ">=", no_gpu,
+     "repeat it while nothing else uses the link (sparda bench transfer); units of a few KiB reach "
+     "less even then"},
+    {"T3", SP_SOFT, "Share of the copies that is hidden", "share", ">=", no_gpu, idle},
+    {"T4", SP_SOFT, "Slow-down of kernels while copies run", "share", "<=", no_gpu, idle},
+    {"T5", SP_SOFT, "Speed-up against the overlap model", "ratio", ">=", no_gpu,
+     "T2 to T4 say what is missing; if they pass, report it"},
+    {"T6", SP_NOTE, "Tokens per second of every baseline", "tok/s", ">=", no_gpu, NULL},
+    {"T7", SP_NOTE, "Misses against slot capacity", "share", "<=", no_gpu, NULL},
+    {"T8", SP_NOTE, "Locality of the selection", "share", ">=", no_gpu, NULL},
+    {"M1", SP_HARD, "Memory as predicted", "share", "<=", no_gpu,
+     "another process may use the GPU (nvidia-smi); else report it"},
+    {"M2", SP_HARD, "No growth of memory over steps", "bytes", "<=", no_gpu, fault},
+    {"M3", SP_NOTE, "Largest batch that fits", "sequences", ">=", no_gpu, NULL},
 };
 enum { N_CHECKS = sizeof table / sizeof table[0] };
 
@@ -170,14 +194,15 @@ sp_status sp_report_add(sp_report *r, const sp_check *c) {
     }
     const sp_check_info *info = &table[i];
     char group[2] = {c->id[0], 0};
+    bool missed = c->outcome == SP_WARN || c->outcome == SP_FAIL;
     json_t *o = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:s, s:o, s:s, s:o, s:o, s:[o,o]}", "id", c->id,
+        "{s:s, s:s, s:s, s:s, s:s, s:o, s:s?, s:o, s:s, s:o, s:s, s:o, s:o, s:[o,o]}", "id", c->id,
         "group", group, "severity", severity_text(c->outcome == SP_WARN ? SP_SOFT : info->severity),
         "title", info->title, "status", outcome_text(c->outcome), "reason",
-        sp_json_text(c->reason ? c->reason : ""), "value", sp_json_number(c->value), "unit",
-        c->unit ? c->unit : info->unit, "threshold", sp_json_number(c->threshold), "op", info->op,
-        "noise_floor", sp_json_number(c->noise_floor), "n",
-        c->n < 0 ? json_null() : json_integer(c->n), "ci95", sp_json_number(c->ci95[0]),
+        sp_json_text(c->reason ? c->reason : ""), "remedy", missed ? info->remedy : NULL, "value",
+        sp_json_number(c->value), "unit", c->unit ? c->unit : info->unit, "threshold",
+        sp_json_number(c->threshold), "op", info->op, "noise_floor", sp_json_number(c->noise_floor),
+        "n", c->n < 0 ? json_null() : json_integer(c->n), "ci95", sp_json_number(c->ci95[0]),
         sp_json_number(c->ci95[1]));
     if (o && c->detail) json_object_set_new(o, "detail", c->detail);
     if (!o || json_array_append_new(r->checks, o) != 0)

@@ -2,7 +2,8 @@
 // the HTML page made from that document, and the summary for people.
 //
 // The JSON document is the only source: the page and the summary are made from it, so they cannot
-// say anything else. Absent numbers are null; non-finite ones too.
+// say anything else. Absent numbers are null; non-finite ones too. A check has one key more than
+// the specification names: "remedy", what a user can do where it was missed, else null.
 #ifndef SPARDA_REPORT_H
 #define SPARDA_REPORT_H
 
@@ -21,6 +22,7 @@ typedef struct sp_check_info {
     const char *title; // for people
     const char *unit, *op;
     const char *gpu_only; // reason of the skip on a machine without the means, NULL if it runs here
+    const char *remedy;   // what a user can do where it was missed; NULL: information only
 } sp_check_info;
 const sp_check_info *sp_check_table(int64_t *n);
 

@@ -40,8 +40,8 @@ static void counts(sp_text *t, json_t *root) {
     sp_text_add(t, "%s%s%s\n", shared ? ": " : "", shared ? why : "", skipped ? ")" : "");
 }
 
-// The first line of its reason, with the next where it ends in a colon; the report has all. And
-// what the check is.
+// The first line of its reason, with the next where it ends in a colon; the report has all. What
+// the check is, and what helps.
 static void findings(sp_text *t, json_t *root, const char *status, const char *what) {
     size_t i;
     json_t *c;
@@ -53,6 +53,7 @@ static void findings(sp_text *t, json_t *root, const char *status, const char *w
         if (n > 0 && why[n - 1] == ':') more = strcspn(next, "\n");
         sp_text_add(t, "  %s %s: %.*s%s%.*s (%s)\n", what, text_at(c, "id"), (int)n, why,
                     more ? " " : "", (int)more, next, text_at(c, "title"));
+        if (*text_at(c, "remedy")) sp_text_add(t, "    what helps: %s\n", text_at(c, "remedy"));
     }
 }
 
