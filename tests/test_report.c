@@ -369,10 +369,31 @@ static void test_summary(void **state) {
     assert_non_null(
         strstr(text, "failed E1: weights in x.safetensors:   - x.safetensors is cut short (Every"));
     assert_null(strstr(text, "the rest"));
-    assert_non_null(strstr(text, "    what helps: export again; if it stays, memory or disk"));
+    assert_non_null(strstr(text, "  what helps, E1: export again; if it stays, memory or disk"));
     free(text);
     assert_ok(sp_report_html(r.root, &text));
     assert_non_null(strstr(text, "What helps: export again"));
+    free(text);
+    sp_report_close(&r);
+}
+
+static void test_remedy_once_for_all(void **state) {
+    (void)state;
+    static const char *const missed[] = {"Q2", "P3", "Q5"};
+    sp_report r;
+    bool failed;
+    char *text;
+    assert_ok(sp_report_open(&r));
+    for (int i = 0; i < 3; i++) {
+        sp_check c = sp_check_blank(missed[i]);
+        c.outcome = SP_WARN;
+        c.reason = "because";
+        assert_ok(sp_report_add(&r, &c));
+    }
+    assert_ok(sp_report_finish(&r, false, &failed));
+    assert_ok(sp_report_summary(r.root, &text));
+    assert_non_null(strstr(text, "  what helps, P3: a fault of this build"));
+    assert_non_null(strstr(text, "  what helps, Q2 Q5: if train/kl still falls"));
     free(text);
     sp_report_close(&r);
 }
@@ -501,6 +522,7 @@ int main(void) {
         cmocka_unit_test(test_page_escapes_and_is_self_contained),
         cmocka_unit_test(test_summary),
         cmocka_unit_test(test_remedies),
+        cmocka_unit_test(test_remedy_once_for_all),
         cmocka_unit_test(test_files_appear_together),
         cmocka_unit_test(test_text_of_any_bytes),
         cmocka_unit_test(test_charts_survive_gaps),

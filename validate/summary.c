@@ -53,7 +53,23 @@ static void findings(sp_text *t, json_t *root, const char *status, const char *w
         if (n > 0 && why[n - 1] == ':') more = strcspn(next, "\n");
         sp_text_add(t, "  %s %s: %.*s%s%.*s (%s)\n", what, text_at(c, "id"), (int)n, why,
                     more ? " " : "", (int)more, next, text_at(c, "title"));
-        if (*text_at(c, "remedy")) sp_text_add(t, "    what helps: %s\n", text_at(c, "remedy"));
+    }
+}
+
+// What helps, once for all checks that it helps.
+static void remedies(sp_text *t, json_t *root) {
+    json_t *checks = json_object_get(root, "checks"), *c, *o;
+    size_t i, k;
+    json_array_foreach(checks, i, c) {
+        const char *what = text_at(c, "remedy");
+        bool told = !*what;
+        for (k = 0; k < i && !told; k++)
+            told = strcmp(text_at(json_array_get(checks, k), "remedy"), what) == 0;
+        if (told) continue;
+        sp_text_add(t, "  what helps,");
+        json_array_foreach(checks, k, o) if (strcmp(text_at(o, "remedy"), what) == 0)
+            sp_text_add(t, " %s", text_at(o, "id"));
+        sp_text_add(t, ": %s\n", what);
     }
 }
 
@@ -148,6 +164,7 @@ sp_status sp_report_summary(json_t *root, char **text) {
     counts(&t, root);
     findings(&t, root, "fail", "failed");
     findings(&t, root, "warn", "warning");
+    remedies(&t, root);
     logits(&t, root);
     serving(&t, root);
     table(&t, root);
