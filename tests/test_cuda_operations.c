@@ -321,6 +321,7 @@ static void method(const shape *c) {
 }
 
 static size_t n_shapes = sizeof shapes / sizeof *shapes;
+static int64_t unlike_rows = 2000; // of unlike_rows_and_logits; fewer under a sanitizer
 
 static void operations_agree_with_the_cpu(void **state) {
     (void)state;
@@ -393,7 +394,7 @@ static void unlike_rows_and_logits(void **state) {
     (void)state;
     const sp_heads of[] = {{32, 2, 128}, {8, 2, 64}, {12, 4, 128}};
     const sp_grid fine = {2, 1}, deployed = {32, 16};
-    const int64_t T = 2000;
+    const int64_t T = unlike_rows;
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         for (int falling = 0; falling < 2; falling++) {
             sp_heads h = of[i];
@@ -495,7 +496,7 @@ static void optimiser_and_tables(void **state) {
 int main(int argc, char **argv) {
     const gpu_options options = gpu_options_of(argc, argv);
     if (!gpu_opens(options, &gpu, &cpu)) return 0;
-    if (options.small) n_shapes = 5;
+    if (options.small) n_shapes = 5, unlike_rows = 700;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_agree_with_the_cpu),
         cmocka_unit_test(unlike_rows_and_logits),
