@@ -336,9 +336,9 @@ static void operations_agree_with_the_cpu(void **state) {
 // that were scaled for the first keys must not overflow, or vanish, at the last, nor what becomes
 // of a row depend on the rows beside it. Queries point along one direction, keys lie on it.
 static void set_rising(pair q, pair k, sp_heads h, float from, float to) {
-    float *x = malloc((size_t)(q.n > k.n ? q.n : k.n) * sizeof *x), unit = 1, length = 1;
+    float *x = malloc((size_t)(q.n > k.n ? q.n : k.n) * sizeof *x), length = 1;
     for (int64_t i = 0; i < q.n; i++) {
-        if (i % h.head_dim == 0) length = test_uniform(&seed, 0, 1) < 0.5f ? unit : unit / 10;
+        if (i % h.head_dim == 0) length = test_uniform(&seed, 0, 1) < 0.5f ? 1 : 0.1f;
         x[i] = sp_bf16_to_f32(sp_f32_to_bf16(length * (1 + test_uniform(&seed, -0.1f, 0.1f))));
     }
     assert_ok(sp_upload(q.on_cpu, x));
@@ -346,8 +346,7 @@ static void set_rising(pair q, pair k, sp_heads h, float from, float to) {
     for (int64_t j = 0; j < k.on_cpu.rows; j++)
         for (int64_t c = 0; c < k.on_cpu.cols; c++) {
             float at = (float)j / (float)k.on_cpu.rows, along = from + (to - from) * at;
-            along /= unit * sqrtf((float)h.head_dim);
-            float y = along * (1 + test_uniform(&seed, -0.1f, 0.1f));
+            float y = along / sqrtf((float)h.head_dim) * (1 + test_uniform(&seed, -0.1f, 0.1f));
             x[j * k.on_cpu.cols + c] = sp_bf16_to_f32(sp_f32_to_bf16(y));
         }
     assert_ok(sp_upload(k.on_cpu, x));

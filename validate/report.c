@@ -14,9 +14,8 @@ static const char no_gpu[] = "needs the GPU engine; this run used the CPU backen
 static const char again[] = "export again; if it stays, memory or disk of this host changes data";
 static const char fault[] = "a fault of this build or of the machine, not of the training: run "
                             "./quickstart test, and report both";
-static const char train[] =
-    "if train/kl still falls at the end of metrics.jsonl, train longer; else "
-    "train on text like what will be served";
+static const char train[] = "if train/kl still falls at the end of metrics.jsonl, train longer; "
+                            "else train on text like what will be served";
 static const char idle[] = "repeat it while nothing else uses this GPU, its link and the host's "
                            "memory; if it stays, report it";
 

@@ -40,8 +40,8 @@ static void counts(sp_text *t, json_t *root) {
     sp_text_add(t, "%s%s%s\n", shared ? ": " : "", shared ? why : "", skipped ? ")" : "");
 }
 
-// The first line of its reason, with the next where it ends in a colon; the report has all. What
-// the check is, and what helps.
+// The first line of its reason, with the next where it ends in a colon; the report has all. And
+// what the check is.
 static void findings(sp_text *t, json_t *root, const char *status, const char *what) {
     size_t i;
     json_t *c;

@@ -28,18 +28,15 @@ __device__ __forceinline__ int visible(const Params &p, int row) {
     return i < 0 ? 0 : min((int)((uint32_t)i / (uint32_t)p.stride) + 1, p.n);
 }
 
-// Sums of exponentials of one thread's own columns of two rows, over 2^base; lanes are merged at
-// the end. The base is a logit seen before, not always the largest: floats have room for sums far
-// above 1, and so most tiles need no maximum.
+// Of one thread's own columns of two rows (tensor_core.cuh); lanes are merged at the end.
 struct RowState {
-    float base[2], sum[2]; // base: -infinity before the first logit
+    float base[2], sum[2];
 };
-constexpr float HIGHEST_SUM = 0x1p32f; // of a tile, before the base moves
 
 // Of the logits in elements 4j + 2 half and the next.
 __device__ __forceinline__ float sum_of_row(const float (&s)[64], int half, float scale,
                                             float base) {
-    float from = base == -CUDART_INF_F ? 0.f : base, sum[2] = {};
+    float from = finite_base(base), sum[2] = {};
 #pragma unroll
     for (int j = 0; j < 16; j++)
 #pragma unroll
@@ -57,7 +54,7 @@ __device__ __forceinline__ void move_base(const float (&s)[64], int half, float 
     for (int j = 0; j < 16; j++)
         top = fmaxf(top, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
     top = needed ? fmaxf(top * scale, r.base[half]) : r.base[half];
-    r.sum[half] *= exp2_fast(r.base[half] - (top == -CUDART_INF_F ? 0.f : top));
+    r.sum[half] *= exp2_fast(r.base[half] - finite_base(top));
     r.base[half] = top;
 }
 
@@ -96,7 +93,7 @@ __device__ __forceinline__ void store_lse(const Params &p, RowState r, int head,
         for (int mask = 1; mask <= 2; mask *= 2) {
             float m = __shfl_xor_sync(~0u, r.base[half], mask);
             float s = __shfl_xor_sync(~0u, r.sum[half], mask);
-            float top = fmaxf(r.base[half], m), base = top == -CUDART_INF_F ? 0.f : top;
+            float top = fmaxf(r.base[half], m), base = finite_base(top);
             r.sum[half] = r.sum[half] * exp2_fast(r.base[half] - base) + s * exp2_fast(m - base);
             r.base[half] = top;
         }

@@ -22,8 +22,7 @@ struct KlRule {
 
 #define FLOOR_E 1e-8f
 
-// Shared memory of a row: one bit a cell for S, with room for whole rounds of the thread block, and
-// the cells of S, each in the place of its owner.
+// Words of the bits of S, one a cell, with room for whole rounds of the thread block.
 __host__ __device__ constexpr int support_words(int n_d) {
     return (n_d + AT_ONCE * THREADS - 1) / (AT_ONCE * THREADS) * (AT_ONCE * THREADS / 32);
 }

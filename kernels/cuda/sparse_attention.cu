@@ -26,10 +26,9 @@ static sp_status query_map(sp_cuda *c, sp_heads heads, sp_tensor q, int queries,
                     (long long)q.rows, (long long)q.cols, (long long)q.ld, (int)r);
 }
 
-// Blocks that the queries of one warpgroup can need together; 0: dense.
-static int own_capacity(sp_heads heads, int64_t nb, int64_t listed) {
-    int64_t most = 64 / (heads.q_heads / heads.kv_heads) * listed;
-    return (int)(most < nb ? most : nb);
+// Blocks that the lists of `queries` queries can name together; 0: no lists, dense.
+static int union_capacity(int64_t queries, int64_t listed, int64_t nb) {
+    return (int)(queries * listed < nb ? queries * listed : nb);
 }
 
 // The unions of the lists of every W * (64/G) queries and the bias, in scratch; fills all of `p`.
@@ -38,7 +37,7 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
                        sp_tensor lists, sp_tensor out, Params *p) {
     int G = (int)(heads.q_heads / heads.kv_heads), per = 64 / G, queries = per * W;
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
-    int capacity = (int)(queries * listed < nb ? queries * listed : nb); // 0: dense
+    int capacity = union_capacity(queries, listed, nb);
     int64_t groups = ceil_div(q.rows, queries), at = groups * heads.kv_heads;
     int64_t keys = bias.data ? nb * 64 : 0; // of the bias, a row a KV head
     void *scratch;
@@ -74,7 +73,7 @@ static sp_status unite(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, sp_t
           .entries = lists.data ? entries : NULL,
           .counts = counts,
           .capacity = capacity,
-          .capacity_own = own_capacity(heads, nb, listed),
+          .capacity_own = union_capacity(per, listed, nb),
           .bias = keys ? of_keys : NULL,
           .bias_ld = keys,
           .out = (bf16 *)out.data,
@@ -124,11 +123,10 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
 
 // The lists of W warpgroups must fit beside the tiles, a query mask into 32 bits.
 template <int D, int W> static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
-    int64_t queries = 64 / (heads.q_heads / heads.kv_heads) * W;
-    int64_t capacity = queries * listed < nb ? queries * listed : nb;
-    return queries <= 32 && nb < 1 << (31 - sparse_sm90::U_BITS) &&
-           (!listed || capacity <= 1 << sparse_sm90::U_BITS) &&
-           Layout<D, W>::smem(own_capacity(heads, nb, listed)) <= 227 << 10 &&
+    int64_t per = 64 / (heads.q_heads / heads.kv_heads);
+    return per * W <= 32 && nb < 1 << (31 - sparse_sm90::U_BITS) &&
+           union_capacity(per * W, listed, nb) <= 1 << sparse_sm90::U_BITS &&
+           Layout<D, W>::smem(union_capacity(per, listed, nb)) <= 227 << 10 &&
            (!listed || nb * 4 <= 200 << 10);
 }
 

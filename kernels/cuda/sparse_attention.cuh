@@ -96,10 +96,8 @@ __device__ __forceinline__ void start_from_bias(float (&s)[32], const float *bia
     }
 }
 
-// The two rows of a thread. Sums and results are over 2^base, a logit seen before, not always the
-// largest: floats and bf16 have room for values far above 1, and so most blocks need no maximum.
-struct Rows {
-    float base[2], sum[2]; // base: -infinity before the first logit
+struct Rows { // the two rows of a thread; results too are over 2^base (tensor_core.cuh)
+    float base[2], sum[2];
     int position[2];
     uint32_t bit[2]; // of its query in Entry.queries; 0: row unused
 };
@@ -134,15 +132,13 @@ __device__ __forceinline__ uint32_t queries_of(const Params &p, int warpgroup) {
            << (warpgroup * p.per_warpgroup);
 }
 
-constexpr float HIGHEST_SUM = 0x1p32f; // of a block, before the base moves
-
 // Exponentials of a block's logits, packed for the next product, and their sums.
 __device__ __forceinline__ void exponentials(const float (&s)[32], const Rows &r, float scale,
                                              uint32_t (&p)[16], float (&sum)[2]) {
     float from[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        from[half] = r.base[half] == -CUDART_INF_F ? 0.f : r.base[half];
+        from[half] = finite_base(r.base[half]);
         sum[half] = 0;
     }
 #pragma unroll
@@ -173,7 +169,7 @@ __device__ __forceinline__ void move_bases(const float (&s)[32], float scale,
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
         top = here ? fmaxf(top * scale, r.base[half]) : r.base[half];
-        shrink[half] = exp2_fast(r.base[half] - (top == -CUDART_INF_F ? 0.f : top));
+        shrink[half] = exp2_fast(r.base[half] - finite_base(top));
         r.base[half] = top;
         r.sum[half] *= shrink[half];
     }

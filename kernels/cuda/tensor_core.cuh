@@ -24,4 +24,12 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
+// Sums of exponentials are kept over 2^base, where the base is a logit seen before and not always
+// the largest: floats and bf16 have room for values far above 1, and so most tiles need no maximum.
+// It moves when a tile's sum reaches HIGHEST_SUM; it is -infinity before the first logit.
+constexpr float HIGHEST_SUM = 0x1p32f;
+__device__ __forceinline__ float finite_base(float base) {
+    return base == -CUDART_INF_F ? 0.f : base;
+}
+
 } // namespace tensor_core
