@@ -15,6 +15,8 @@ build=$1 out=$2 layers=${3:-4}
 passes operations.log 'operations against the CPU backend' "$tests/test_cuda_operations"
 passes operations.log 'portable kernels against the CPU backend' "$tests/test_cuda_operations" --portable
 passes dense.log 'long dense attention against the CPU backend' "$tests/test_cuda_dense_attention"
+passes long.log 'sequences of 1,048,576 tokens' "$tests/test_cuda_long"
+passes long.log 'the same by portable kernels' "$tests/test_cuda_long" --portable
 passes golden.log 'golden step within twice plain bf16' "$tests/test_cuda_golden"
 passes golden.log 'the same by portable kernels' "$tests/test_cuda_golden" --portable
 
