@@ -359,7 +359,8 @@ done:
     return st;
 }
 
-// A folder that cannot serve as a base model is described by its tensors, with the reason.
+// A folder of whole files that cannot serve as a base model is described by its tensors, with the
+// reason; one with a file that is missing, cut or something else is an error, as an export is.
 static sp_status model_text(const char *dir, sp_text *t) {
     sp_model_desc *d = NULL;
     char *text = NULL, *config = join(dir, "config.json");
@@ -369,23 +370,22 @@ static sp_status model_text(const char *dir, sp_text *t) {
     free(config);
     json_decref(root);
     SP_TRY(broken); // what is no JSON at all describes nothing
+    sp_st *files = NULL;
+    if (sp_st_open(dir, &files) != SP_OK) sp_error_clear(); // comes again, with all that is wrong
     add_heading(t, dir, "model folder");
     sp_status st = sp_model_describe(dir, NULL, &d);
     if (st == SP_OK) st = sp_model_describe_text(d, &text);
     if (st == SP_OK) {
         sp_text_add(t, "%s", text);
-    } else if (st == SP_BAD_INPUT) {
+    } else if (st == SP_BAD_INPUT && files) {
         add_error(t,
                   "  not usable as a base model as it is (a recipe may supply sparse_config):\n  ");
-        sp_st *s;
-        if (sp_st_open(dir, &s) == SP_OK) {
-            sp_text_add(t, "  %" PRId64 " tensors in %" PRId64 " file%s\n", s->n, s->n_files,
-                        plural(s->n_files));
-            sp_st_close(s);
-        }
+        sp_text_add(t, "  %" PRId64 " tensors in %" PRId64 " file%s\n", files->n, files->n_files,
+                    plural(files->n_files));
         sp_error_clear();
         st = SP_OK;
     }
+    sp_st_close(files);
     free(text);
     sp_model_desc_free(d);
     return st;

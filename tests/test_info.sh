@@ -77,6 +77,21 @@ check 0 "$sparda" info "$root/data/tiny-base"
 has out 'model folder'
 has out '256'
 lacks out 'not usable'
+# without the method's constants: a model all the same; with a file cut or gone: none
+cp -r "$root/data/tiny-base" "$work/base"
+sed -z 's/,\n "sparse_config": {[^}]*}//' "$root/data/tiny-base/config.json" >"$work/base/config.json"
+check 0 "$sparda" info "$work/base"
+has out 'not usable as a base model as it is'
+has out 'sparse_config is absent'
+has out '56 tensors in 1 file'
+truncate -s -9 "$work/base/model.safetensors"
+check 2 "$sparda" info "$work/base"
+empty out
+has err "$work/base/model.safetensors is cut short"
+has err 'sparse_config is absent'
+rm "$work/base/model.safetensors"
+check 2 "$sparda" info "$work/base"
+has err "$work/base holds neither model.safetensors"
 check 0 "$sparda" export "$work/run" --out "$work/m" --no-parity --merge "$root/data/tiny-base"
 check 0 "$sparda" info "$work/m"
 has out 'model folder'
@@ -113,8 +128,8 @@ printf '{"model_type": "llama",' >"$work/half/config.json"
 check 2 "$sparda" info "$work/half"
 has err 'config.json:1:.* not valid JSON'
 printf '{"model_type": "llama"}' >"$work/half/config.json"
-check 0 "$sparda" info "$work/half"
-has out 'not usable as a base model'
+check 2 "$sparda" info "$work/half"
+has err "$work/half holds neither model.safetensors"
 
 # ---- token data
 check 0 "$sparda" data synth --out "$work/data" --rows 3 --seq-len 256 --seed 1
