@@ -113,8 +113,9 @@ sp_status sp_config_reference(char **text);
 sp_status sp_config_help(char **text);
 
 // Keys whose values differ between two configurations and may not change on resume (design 3.1:
-// whatever alters the numbers); each as "key: old -> new" added to `problems`. `steps` is compared
-// by the caller, which knows the schedule.
+// whatever alters the numbers); each as "key: old -> new" added to `problems`. Left to the caller:
+// `steps`, since it knows the schedule, and what is at the paths of `base` and `data`, which may
+// have moved.
 void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems);
 
 #endif

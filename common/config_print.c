@@ -258,10 +258,18 @@ sp_status sp_config_help(char **text) {
     return hand_over(&t, text);
 }
 
+static bool same_proportions(const sp_data_list *a, const sp_data_list *b) {
+    bool same = a->n == b->n;
+    for (int64_t i = 0; same && i < a->n; i++)
+        same = a->entry[i].proportion == b->entry[i].proportion;
+    return same;
+}
+
 void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems) {
     for (int i = 0; i < sp_option_count; i++) {
         const sp_option *o = &sp_options[i];
         if (o->may_change || strcmp(o->key, "steps") == 0) continue;
+        if (o->type == SP_OPT_DATA && same_proportions(member(saved, o), member(now, o))) continue;
         sp_text a = {0}, b = {0};
         add_value(&a, saved, o);
         add_value(&b, now, o);

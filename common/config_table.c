@@ -28,7 +28,7 @@ enum { MANY = 1000000000, TOKENS = 1 << 30, BATCH = 1000000 };
 const sp_option sp_options[] = {
     OTHER("name", SP_OPT_TEXT, "null", "", CHANGES, name,
           "name of the run, part of its folder's name; default: the file's name without ending"),
-    OTHER("base", SP_OPT_PATH, "null", "", FIXED, base,
+    OTHER("base", SP_OPT_PATH, "null", "", CHANGES, base,
           "folder of the base model: config.json and safetensors files"),
     OTHER(
         "data", SP_OPT_DATA, "[]", "", FIXED, data,

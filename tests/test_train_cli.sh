@@ -322,6 +322,24 @@ kl() {
 [ -n "$(kl only)" ] || complain 'no kl'
 [ "$(kl only)" = "$(kl mixed)" ] || complain "mean over used rows: $(kl only), $(kl mixed)"
 
+# ---- data and base model that have moved are the same; other ones are not
+"$sparda" data synth --out "$work/old" --rows 8 --seq-len 64 --seed 1 2>"$work/err" || complain "no data"
+cp -r "$root/data/tiny-base" "$work/old-base"
+check 0 train moved --set "data=[$work/old]" --set "base=$work/old-base" --set steps=1
+mv "$work/old" "$work/new"
+mv "$work/old-base" "$work/new-base"
+check 0 train moved --set "data=[$work/new]" --set "base=$work/new-base" --set steps=2 --resume
+[ "$(lines moved)" = 2 ] || complain 'steps after a move'
+grep -q "$work/new-base" "$work/moved/config.resolved.yaml" || complain 'the new place is on record'
+check 2 train moved --set "data=[$work/new, $work/corpus]" --set "base=$work/new-base" --set steps=3 --resume
+has err 'data: .*/new.* -> .*/corpus'
+check 2 train moved --set "data=[$work/corpus]" --set "base=$work/new-base" --set steps=3 --resume
+has err 'the training data has changed'
+printf '\n' >>"$work/new-base/config.json"
+check 2 train moved --set "data=[$work/new]" --set "base=$work/new-base" --set steps=3 --resume
+has err 'trained for another base model'
+has err 'SHA-256 of config.json'
+
 # ---- data made anew under the same names, as large as before
 "$sparda" data synth --out "$work/anew" --rows 8 --seq-len 64 --seed 1 2>"$work/err" || complain "no data"
 check 0 train made --set "data=[$work/anew]" --set steps=1
