@@ -120,6 +120,8 @@ typedef struct sp_grid {
 typedef struct sp_shapes {
     sp_heads heads;
     sp_grid fine, deployed; // of the teacher and of inference
+    int64_t block, topk;    // of a selection
+    int64_t tokens;         // of the longest sequence
 } sp_shapes;
 sp_status sp_backend_supports(sp_backend *be, const sp_shapes *s);
 
@@ -170,7 +172,8 @@ sp_status sp_cis(sp_heads heads, sp_tensor v, sp_tensor delta, sp_tensor scale, 
 
 // Causal attention over all keys: q [R,Hq*d] at positions q0.., k and v [>= q0+R, Hkv*d].
 // bias[h,j], F32 [Hkv, >= q0+R], is added to the scaled logit of key j in all heads of group h
-// (6.2); absent: nothing is.
+// (6.2); absent: nothing is. Values are finite: a device may multiply those that a row does not see
+// by 0.
 sp_status sp_dense_attention(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp_tensor v,
                              sp_tensor bias, sp_tensor out);
 // The same over listed blocks (6.1): lists I32 [R, Hkv*k], entries < 0 ignored, no block
@@ -246,8 +249,8 @@ typedef struct sp_kl_args {
     double weight; // of a row in loss_layer: 1/(Hkv*T)
 } sp_kl_args;
 // For R rows at positions i0..: student logits F.c/sqrt(d) over windows visible by their start,
-// top-k-plus-remainder KL against the aligned teacher rows a [R, Hkv*n_d] on the blocks of
-// `lists` [R, Hkv*k]; rows without teacher mass give 0 (7.5).
+// top-k-plus-remainder KL against the aligned teacher rows a [R, Hkv*n_d], as sp_importance makes
+// them, on the blocks of `lists` [R, Hkv*k]; rows without teacher mass give 0 (7.5).
 // row_loss F32 [R, Hkv], unweighted. df F32 or storage type [R, Hkv*d]: gradient of
 // weight * sum(row_loss) by the rotated Forecast f. student_p and dz, F32 [R, Hkv*n_d], may be
 // NULL: probabilities and gradient by the scaled logits (weight included), for tests and reports.

@@ -28,6 +28,16 @@ sp_importance_args sp_teacher_importance(const sp_model_desc *d, sp_grid teacher
     };
 }
 
+sp_status sp_model_supported(sp_backend *be, const sp_model_desc *d, sp_grid teacher,
+                             int64_t tokens) {
+    return sp_backend_supports(be, &(sp_shapes){.heads = d->heads,
+                                                .fine = teacher,
+                                                .deployed = sp_deployed_grid(d),
+                                                .block = d->sparse.block_size,
+                                                .topk = sp_model_shortlist(d, false).topk,
+                                                .tokens = tokens});
+}
+
 int64_t sp_selection_tile(const sp_backend *be, const sp_model_desc *d, int64_t T) {
     enum { MIN_ROWS = 64 };
     int64_t n_d = sp_windows(sp_deployed_grid(d), T);

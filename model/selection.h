@@ -46,6 +46,11 @@ typedef struct sp_prefill_args {
 sp_status sp_prefill(const sp_model *m, sp_workspace *w, const sp_rope_table *rope,
                      const int32_t *tokens, int64_t T, const sp_prefill_args *a);
 
+// Whether the backend has kernels for this model with a teacher grid, up to so many tokens: see
+// sp_backend_supports.
+sp_status sp_model_supported(sp_backend *be, const sp_model_desc *d, sp_grid teacher,
+                             int64_t tokens);
+
 // What the query chooses for rows i0..i0+R of one layer: window rows, then the cut. `source` is q
 // [R, Hq*d] (original, teacher, infinigen) or F [R, Hkv*d] (forecast), rotated; `c` the compressed
 // keys of the first T tokens, deployed grid (teacher: the teacher's), [>= sp_windows(grid, T),

@@ -57,6 +57,11 @@ static const shape shapes[] = {
      1},
     {"native grid", 1500, 0, {32, 2, 128}, {32, 16}, {32, 16}, {64, 1, 4, 12, false}, 512, 1024, 1},
     {"grid 8/4", 777, 0, {4, 4, 64}, {32, 16}, {8, 4}, {64, 1, 2, 6, false}, 264, 520, 1},
+    // wide windows at small strides: the last deployed window exists, but alignment gives it
+    // nothing
+    {"grid 32/1", 1044, 0, {8, 2, 128}, {32, 16}, {32, 1}, {64, 1, 2, 8, false}, 64, 128, 1},
+    {"grid 32/2", 1031, 0, {4, 2, 64}, {32, 16}, {32, 2}, {64, 1, 2, 8, false}, 64, 128, 1},
+    {"grid 32/4", 1047, 0, {4, 2, 64}, {32, 16}, {32, 4}, {64, 1, 2, 8, false}, 64, 128, 1},
     {"group 3, block 128", 900, 0, {6, 2, 64}, {16, 8}, {2, 1}, {128, 1, 1, 4, false}, 192, 384, 1},
     {"group 5", 500, 0, {10, 2, 64}, {32, 16}, {2, 1}, {64, 1, 1, 4, false}, 192, 384, 1},
     {"group 8", 1300, 0, {16, 2, 128}, {32, 16}, {16, 8}, {64, 2, 3, 9, false}, 256, 256, 1},
@@ -250,7 +255,8 @@ static void method(const shape *c) {
 }
 
 static size_t n_shapes = sizeof shapes / sizeof *shapes;
-static int64_t unlike_rows = 2000; // of unlike_rows_and_logits; fewer under a sanitizer
+// Of unlike_rows_and_logits, products_of_many_shapes; fewer under a sanitizer.
+static int64_t unlike_rows = 2000, many_products = 1500;
 
 static void operations_agree_with_the_cpu(void **state) {
     (void)state;
@@ -377,6 +383,137 @@ static void lists_of_rows_with_nan(void **state) {
     }
 }
 
+static void set(pair p, const float *x) {
+    assert_ok(sp_upload(p.on_cpu, x));
+    assert_ok(sp_upload(p.on_gpu, x));
+}
+
+// A student that leaves 2^-131 to what is outside its list, where the teacher has half: by the
+// ideal gradient the cells outside get nothing, not infinity.
+static void remainder_too_small_to_divide_by(void **state) {
+    (void)state;
+    enum { D = 64, K = 20, T = 512, CELLS = 127, WHERE = T - 1, OF_LIST = 10, OUTSIDE = 100 };
+    float query[D] = {16}, key[CELLS * D] = {0}, mass[CELLS] = {0};
+    for (int j = 0; j < CELLS; j++) key[j * D] = j >= 4 && j < 68 ? 0 : -100; // blocks 1 to 16
+    key[OUTSIDE * D] = -43.5f;
+    mass[OF_LIST] = mass[OUTSIDE] = 0.5f;
+    int32_t list[K] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 29, 30, 31};
+    pair f = make(SP_BF16, 1, D), c = make(SP_BF16, CELLS, D), a = make(SP_F32, 1, CELLS);
+    pair lists = make(SP_I32, 1, K), loss = make(SP_F32, 1, 1), df = make(SP_BF16, 1, D);
+    for (int i = 0; i < D; i++) key[OF_LIST * D + i] = i == 1; // so that df is not 0
+    set(f, query), set(c, key), set(a, mass);
+    assert_ok(sp_upload(lists.on_cpu, list));
+    assert_ok(sp_upload(lists.on_gpu, list));
+    const sp_kl_args kl = {.heads = {1, 1, D},
+                           .deployed = {8, 4},
+                           .selection = {16, 1, 2, K, false},
+                           .gradient = SP_KL_IDEAL,
+                           .weight = 1};
+    assert_ok(sp_kl(&kl, f.on_cpu, WHERE, c.on_cpu, a.on_cpu, lists.on_cpu, loss.on_cpu, df.on_cpu,
+                    NULL, NULL));
+    assert_ok(sp_kl(&kl, f.on_gpu, WHERE, c.on_gpu, a.on_gpu, lists.on_gpu, loss.on_gpu, df.on_gpu,
+                    NULL, NULL));
+    compare(loss, "kl row_loss", 2e-5);
+    compare(df, "kl df", 8e-3);
+    pair *all[] = {&f, &c, &a, &lists, &loss, &df};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
+}
+
+// No windows: no loss, and a gradient that is 0, not what was there before.
+static void loss_without_windows(void **state) {
+    (void)state;
+    const sp_heads h = {4, 2, 64};
+    const sp_selection s = {64, 1, 2, 6, false};
+    const sp_kl_args kl = {h, {32, 16}, s, SP_KL_EXACT, 1};
+    pair f = random_pair(SP_BF16, 16, 128, 1), c = make(SP_BF16, 1, 128), a = make(SP_F32, 16, 2);
+    pair lists = make(SP_I32, 16, 2 * s.topk), loss = make(SP_F32, 16, 2);
+    pair df = make(SP_BF16, 16, 128);
+    assert_ok(sp_kl(&kl, f.on_gpu, 0, sp_tensor_rows(c.on_gpu, 0, 0),
+                    sp_tensor_cols(a.on_gpu, 0, 0), lists.on_gpu, loss.on_gpu, df.on_gpu, NULL,
+                    NULL));
+    double sum;
+    assert_ok(sp_sum(loss.on_gpu, &sum));
+    assert_true(sum == 0);
+    float *x = malloc((size_t)df.n * sizeof *x);
+    assert_ok(sp_download(df.on_gpu, x));
+    for (int64_t i = 0; i < df.n; i++) assert_true(x[i] == 0);
+    free(x);
+    pair *all[] = {&f, &c, &a, &lists, &loss, &df};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) drop(all[i]);
+}
+
+// Keys and values of tokens that come later, here in the last row's own block, are not even
+// multiplied by 0; and keys may have more rows than values.
+static void tokens_that_come_later(void **state) {
+    (void)state;
+    const sp_heads of[] = {{32, 2, 128}, {4, 2, 64}};
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++) {
+        const sp_heads h = of[i];
+        enum { R = 65, MORE = 128, K = 2 };
+        int64_t kv_cols = h.kv_heads * h.head_dim;
+        pair q = random_pair(SP_BF16, R, h.q_heads * h.head_dim, 1);
+        pair k = random_pair(SP_BF16, MORE, kv_cols, 1), v = random_pair(SP_BF16, MORE, kv_cols, 1);
+        sp_tensor later[] = {k.on_cpu, k.on_gpu, v.on_cpu, v.on_gpu};
+        for (int t = 0; t < 4; t++) assert_ok(sp_fill(sp_tensor_rows(later[t], R, MORE - R), NAN));
+        pair lists = make(SP_I32, R, h.kv_heads * K), out = make(SP_BF16, R, q.on_cpu.cols);
+        int32_t *x = malloc((size_t)lists.n * sizeof *x);
+        for (int64_t n = 0; n < lists.n; n++)
+            x[n] = n % K == 0 ? 0 : n / lists.on_cpu.cols == R - 1 ? 1 : -1;
+        assert_ok(sp_upload(lists.on_cpu, x));
+        assert_ok(sp_upload(lists.on_gpu, x));
+        free(x);
+        for (int few = 0; few < 2; few++) {
+            sp_tensor values = few ? sp_tensor_rows(v.on_gpu, 0, R) : v.on_gpu;
+            assert_ok(sp_sparse_attention(h, q.on_cpu, 0, k.on_cpu, v.on_cpu, SP_NO_TENSOR,
+                                          lists.on_cpu, 64, out.on_cpu));
+            assert_ok(sp_sparse_attention(h, q.on_gpu, 0, k.on_gpu, values, SP_NO_TENSOR,
+                                          lists.on_gpu, 64, out.on_gpu));
+            compare(out, "sparse_attention, NaN later", 6e-3);
+            assert_ok(
+                sp_dense_attention(h, q.on_cpu, 0, k.on_cpu, v.on_cpu, SP_NO_TENSOR, out.on_cpu));
+            assert_ok(
+                sp_dense_attention(h, q.on_gpu, 0, k.on_gpu, values, SP_NO_TENSOR, out.on_gpu));
+            compare(out, "dense_attention, NaN later", 6e-3);
+        }
+        pair *all[] = {&q, &k, &v, &lists, &out};
+        for (size_t n = 0; n < sizeof all / sizeof *all; n++) drop(all[n]);
+    }
+}
+
+// More shapes than plans are kept, used again in two orders.
+static void products_of_many_shapes(void **state) {
+    (void)state;
+    const int64_t most = many_products;
+    pair x = random_pair(SP_BF16, most, 16, 1), w = random_pair(SP_BF16, 8, 16, 1);
+    pair y = make(SP_BF16, most, 8);
+    assert_ok(sp_linear(x.on_cpu, w.on_cpu, y.on_cpu));
+    for (int back = 0; back < 2; back++) {
+        for (int64_t i = 1; i <= most; i++) {
+            int64_t n = back ? most + 1 - i : i;
+            assert_ok(sp_linear(sp_tensor_rows(x.on_gpu, 0, n), w.on_gpu,
+                                sp_tensor_rows(y.on_gpu, 0, n)));
+        }
+        if (back) // the last product made one row
+            assert_ok(sp_linear(x.on_gpu, w.on_gpu, y.on_gpu));
+        compare(y, "linear, many shapes", 4e-3);
+        assert_ok(sp_fill(y.on_gpu, NAN));
+    }
+    drop(&x), drop(&w), drop(&y);
+}
+
+// Sequences that a kernel has no room for are refused when asked, with the reason.
+static void lengths_that_do_not_fit(void **state) {
+    (void)state;
+    sp_shapes s = {{32, 2, 128}, {2, 1}, {32, 16}, 64, 96, 1 << 20};
+    assert_ok(sp_backend_supports(gpu, &s));
+    assert_ok(sp_backend_supports(cpu, &s));
+    s.tokens = 1 << 24;
+    assert_ok(sp_backend_supports(cpu, &s));
+    assert_fails(sp_backend_supports(gpu, &s), SP_ENVIRONMENT, "rows of 262144 blocks");
+    s = (sp_shapes){{4, 2, 64}, {2, 1}, {16, 1}, 128, 96, 1 << 21};
+    assert_fails(sp_backend_supports(gpu, &s), SP_ENVIRONMENT, "rows of 2097137 windows");
+}
+
 static void optimiser_and_tables(void **state) {
     (void)state;
     pair w = random_pair(SP_F32, 100, 77, 1), g = random_pair(SP_F32, 100, 77, 1);
@@ -409,11 +546,16 @@ static void optimiser_and_tables(void **state) {
 int main(int argc, char **argv) {
     const gpu_options options = gpu_options_of(argc, argv);
     if (!gpu_opens(options, &gpu, &cpu)) return 0;
-    if (options.small) n_shapes = 5, unlike_rows = 700;
+    if (options.small) n_shapes = 5, unlike_rows = 700, many_products = 40;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(operations_agree_with_the_cpu),
         cmocka_unit_test(unlike_rows_and_logits),
         cmocka_unit_test(lists_of_rows_with_nan),
+        cmocka_unit_test(remainder_too_small_to_divide_by),
+        cmocka_unit_test(loss_without_windows),
+        cmocka_unit_test(tokens_that_come_later),
+        cmocka_unit_test(products_of_many_shapes),
+        cmocka_unit_test(lengths_that_do_not_fit),
         cmocka_unit_test(optimiser_and_tables),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
 
 #include "common/util.h"
 #include "data/corpus.h"
+#include "model/selection.h"
 #include "train/ranks.h"
 
 #include <math.h>
@@ -32,10 +33,12 @@ sp_status sp_bench_step_open(sp_backend *be, const sp_bench_step_args *a, sp_ben
     if (a->seq_len < sp_distill_min_tokens(d))
         return sp_error(SP_BAD_INPUT, "--seq-len %lld is below one window of %lld tokens",
                         (long long)a->seq_len, (long long)sp_distill_min_tokens(d));
+    const sp_grid teacher = {2, 1};
+    SP_TRY(sp_model_supported(be, d, teacher, a->seq_len));
     double start = sp_now();
     SP_TRY(sp_model_load(be, d, &(sp_model_load_options){.progress = a->progress}, &b->model));
     b->load_s = sp_now() - start;
-    sp_distill_args args = {.teacher = {2, 1}};
+    sp_distill_args args = {.teacher = teacher};
     SP_TRY(sp_distill_open(b->model, a->seq_len, &args, &b->distill));
     SP_TRY(sp_forecast_alloc(d, &b->forecast));
     sp_forecast_init(&b->forecast, 42);

@@ -6,6 +6,7 @@
 #include "common/build.h"
 #include "common/log.h"
 #include "common/util.h"
+#include "model/selection.h"
 #include "train/signals.h"
 
 #include <stdlib.h>
@@ -259,9 +260,7 @@ static sp_status open_backend(sp_trainer *t) {
 static sp_status check_shapes(const sp_trainer *t) {
     for (int64_t i = 0; i < t->stages.n; i++)
         SP_TRY(
-            sp_backend_supports(t->backend, &(sp_shapes){.heads = t->desc->heads,
-                                                         .fine = t->stages.grid[i],
-                                                         .deployed = sp_deployed_grid(t->desc)}));
+            sp_model_supported(t->backend, t->desc, t->stages.grid[i], t->config->seq_len.value));
     return SP_OK;
 }
 

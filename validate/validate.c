@@ -244,6 +244,12 @@ sp_status sp_validate_foresee(const sp_validate_args *a, const sp_model_desc *d)
     return st;
 }
 
+static int64_t longest(const sp_pass *p) {
+    int64_t most = p->n_lengths ? p->lengths[p->n_lengths - 1] : 1;
+    int64_t text = p->n_text_lengths ? p->text_lengths[p->n_text_lengths - 1] : 1;
+    return text > most ? text : most;
+}
+
 sp_status sp_validate(const sp_validate_args *a) {
     const sp_config *c = a->config;
     sp_model_desc *d = NULL;
@@ -267,7 +273,7 @@ sp_status sp_validate(const sp_validate_args *a) {
                               .deterministic = c->deterministic,
                               .portable_kernels = strcmp(c->cuda_kernels, "portable") == 0},
         &be));
-    SP_GO(sp_backend_supports(be, &(sp_shapes){d->heads, p.fine, p.grid}));
+    SP_GO(sp_model_supported(be, d, p.fine, longest(&p)));
     SP_GO(sp_model_load(be, d, NULL, &m));
 #if SPARDA_HAVE_CUDA
     p.transfer = sp_transfer_named(c->transfer);

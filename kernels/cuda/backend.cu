@@ -228,9 +228,12 @@ static void phase_end(void) {
 }
 
 static sp_status supports(sp_backend *be, const sp_shapes *s) {
-    (void)be;
+    const sp_cuda *c = (const sp_cuda *)be;
     SP_TRY(sp_cuda_importance_supported(s->heads, s->fine, s->deployed));
-    return sp_cuda_attention_supported(s->heads);
+    SP_TRY(sp_cuda_attention_supported(s->heads));
+    SP_TRY(sp_cuda_selection_supported(c, ceil_div(s->tokens, s->block)));
+    return sp_cuda_kl_supported(c, sp_windows(s->deployed, s->tokens), s->topk,
+                                s->block / s->deployed.stride);
 }
 
 static const sp_operations operations = {
@@ -302,6 +305,7 @@ static sp_status open_device(sp_cuda *c, int device, bool portable) {
     c->device = device;
     write_id(prop.uuid, c->base.device_id);
     c->sms = prop.multiProcessorCount;
+    c->shared_most = (int64_t)prop.sharedMemPerBlockOptin - 1024; // a kernel has variables besides
     if (!has_code())
         return sp_error(
             SP_ENVIRONMENT,

@@ -37,9 +37,7 @@ OP sp_cuda_cis_blocks(sp_tensor cis, sp_grid deployed, int64_t block, sp_tensor 
     sp_cuda *c = sp_cuda_of(cis);
     // ptxas 13.0 reads ahead of the second loop: up to one more group than there are scores
     size_t shared = (size_t)(scores.cols + 16) * sizeof(float);
-    if (shared > 200 << 10)
-        return sp_error(SP_ENVIRONMENT, "cis_blocks on CUDA holds at most %d blocks, not %lld",
-                        (200 << 10) / 4 - 16, (long long)scores.cols);
+    SP_TRY(sp_cuda_selection_supported(c, scores.cols));
     CUDA_TRY(cudaFuncSetAttribute(cis_blocks_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)(shared > 48 << 10 ? shared : 48 << 10)));
     cis_blocks_kernel<<<(unsigned)cis.rows, THREADS, shared, c->stream>>>(

@@ -29,10 +29,11 @@ struct sp_cuda_comm;   // collective.cu
 struct sp_cuda {
     sp_backend base;
     int device, sms;
-    bool hopper; // launch the kernels that need sm_90a
+    int64_t shared_most; // bytes of dynamic shared memory that a thread block may have
+    bool hopper;         // launch the kernels that need sm_90a
     cudaStream_t stream;
     cublasLtHandle_t lt;
-    sp_matmul_plan *plans; // most recently made first
+    sp_matmul_plan *plans; // most recently used first
     void *lt_workspace;
     void *scratch; // sp_cuda_scratch
     int64_t scratch_bytes;
@@ -94,6 +95,9 @@ extern "C" double sp_cuda_matmul_rate(sp_backend *be);
 // Whether importance.cu and sparse_attention.cu have kernels for these shapes.
 sp_status sp_cuda_importance_supported(sp_heads heads, sp_grid fine, sp_grid deployed);
 sp_status sp_cuda_attention_supported(sp_heads heads);
+// Rows of so many blocks, or windows with lists of `topk` blocks, fit a multiprocessor.
+sp_status sp_cuda_selection_supported(const sp_cuda *c, int64_t blocks);
+sp_status sp_cuda_kl_supported(const sp_cuda *c, int64_t windows, int64_t topk, int64_t per_block);
 
 // ---- operations (kernels.h), one file each ----
 #define OP extern "C" sp_status

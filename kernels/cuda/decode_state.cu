@@ -299,7 +299,7 @@ OP sp_decode_open(sp_backend *be, const sp_decode_args *a, sp_decode **out) {
     d->shape = make_shape(a);
     d->synthetic.share = -1;
     d->packed_blocks = packed_blocks(d->shape);
-    if (select_shared(d->shape) > 200 << 10) {
+    if ((int64_t)select_shared(d->shape) > d->c->shared_most) {
         int blocks = d->shape.blocks;
         delete d;
         return sp_error(SP_ENVIRONMENT,

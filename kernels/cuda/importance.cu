@@ -4,6 +4,8 @@
 #include "kernels/cuda/importance_sm80.cuh"
 #include "kernels/cuda/importance_sm90.cuh"
 
+#include <algorithm>
+
 using importance::Params;
 
 static const int windows_per_block = 4096; // of pass 2, at most; measured: docs/notes/gpu-speed.md
@@ -122,6 +124,7 @@ OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_t
            .out = (float *)out.data,
            .out_ld = out.ld,
            .n_d = (int)a->n_d,
+           .cells = (int)std::min(a->n_d, rho > 1 ? (k.rows + 1) / rho : k.rows),
            .chunk = 0};
     l.operands = {(const bf16 *)q.data, (const bf16 *)k.data, q.ld, k.ld};
     if (c->hopper) {

@@ -19,7 +19,8 @@ struct Params {
     int lse_ld;       // whole tiles of rows of either pass
     float *out;       // [R][kv_heads * n_d], zeroed before pass 2
     int64_t out_ld;
-    int n_d;
+    int n_d;   // cells of a row of `out`
+    int cells; // those that the alignment gives a value (4.3), the first; the others stay 0
     int chunk; // pass 2: key tiles per thread block
 };
 
@@ -119,7 +120,7 @@ template <bool MEAN> __device__ __forceinline__ void join_global(float *at, floa
 // RHO+1 columns starting one before a multiple of RHO, and writes the cells (training.md 4.3).
 template <int RHO, bool MEAN, int N>
 __device__ __forceinline__ void pool_row(const float (&P)[N / 2], int half, float *out, int key0,
-                                         int n_d, bool write) {
+                                         int cells, bool write) {
     int lane = threadIdx.x & 3;
     float factor = MEAN ? 1.f / (RHO + 1) : 1.f;
     if (RHO == 1) {
@@ -128,7 +129,7 @@ __device__ __forceinline__ void pool_row(const float (&P)[N / 2], int half, floa
 #pragma unroll
             for (int e = 0; e < 2; e++) {
                 int a = key0 + 8 * j + 2 * lane + e;
-                if (write && a < n_d) out[a] = P[4 * j + 2 * half + e];
+                if (write && a < cells) out[a] = P[4 * j + 2 * half + e];
             }
         return;
     }
@@ -152,7 +153,7 @@ __device__ __forceinline__ void pool_row(const float (&P)[N / 2], int half, floa
         float prev = __shfl_sync(~0u, mine, ((threadIdx.x & 31) & ~3) | ((lane + 3) & 3));
         bool first = lane % LANES == 0;
         int a = (key0 + 8 * j + 2 * lane) / RHO;
-        if (first && write && a < n_d) {
+        if (first && write && a < cells) {
             if (g == 0 && lane == 0)
                 join_global<MEAN>(out + a, v * factor);
             else
@@ -160,7 +161,8 @@ __device__ __forceinline__ void pool_row(const float (&P)[N / 2], int half, floa
         }
     }
     int a = (key0 + N) / RHO; // our last column belongs to the next tile's first cell too
-    if (lane == 3 && write && a < n_d) join_global<MEAN>(out + a, P[N / 2 - 3 + 2 * half] * factor);
+    if (lane == 3 && write && a < cells)
+        join_global<MEAN>(out + a, P[N / 2 - 3 + 2 * half] * factor);
 }
 
 // P += exp2(s * scale - lse) of the two rows of a thread.
@@ -189,7 +191,7 @@ __device__ __forceinline__ void store_pooled(float (&P)[N / 2], const Params &p,
         bool exists = row + 8 * half < p.rows;
         float *out =
             p.out + (int64_t)(exists ? row + 8 * half : 0) * p.out_ld + (int64_t)kv * p.n_d;
-        pool_row<RHO, MEAN, N>(P, half, out, key0, p.n_d, exists);
+        pool_row<RHO, MEAN, N>(P, half, out, key0, p.cells, exists);
     }
 }
 

@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(THREADS)
 
     float outside = 0; // times p: the gradient of a cell outside S
     if (counts)
-        outside = k.ideal ? (p_rest > 0 ? (1 - t_rest / p_rest) * k.weight : 0)
+        outside = k.ideal ? (p_rest > 0x1p-100f ? (1 - t_rest / p_rest) * k.weight : 0)
                           : (b_rest - mean) * to_x * k.weight;
     auto inside = [&](int j) { // the gradient of a cell of S
         float p = student(zr[j]);
@@ -193,6 +193,18 @@ __global__ void __launch_bounds__(THREADS)
         if (pr) pr[j] = p;
         if (dr) dr[j] = counts && words[j / 32 - threadIdx.x / 32] & bit ? inside(j) : outside * p;
     }
+}
+
+static size_t shared_bytes(int64_t windows, int64_t topk, int64_t per_block) {
+    return 4 * (size_t)(support_words((int)windows) + topk * per_block);
+}
+
+sp_status sp_cuda_kl_supported(const sp_cuda *c, int64_t windows, int64_t topk, int64_t per_block) {
+    if ((int64_t)shared_bytes(windows, topk, per_block) <= c->shared_most) return SP_OK;
+    return sp_error(SP_ENVIRONMENT,
+                    "rows of %lld windows with lists of %lld blocks of %lld windows are more than "
+                    "the loss on this GPU can hold; take shorter sequences or backend 'cpu'",
+                    (long long)windows, (long long)topk, (long long)per_block);
 }
 
 OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor cks, sp_tensor a,
@@ -224,12 +236,8 @@ OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor cks, sp_te
                    scale,
                    (float)p->weight,
                    p->gradient == SP_KL_IDEAL};
-    size_t shared = 4 * ((size_t)support_words((int)n_d) + (size_t)(s->topk * rule.per_block));
-    if (shared > 200 << 10)
-        return sp_error(SP_ENVIRONMENT,
-                        "the loss on CUDA holds %lld windows and lists of %lld windows, which do "
-                        "not fit a multiprocessor",
-                        (long long)n_d, (long long)s->topk * rule.per_block);
+    SP_TRY(sp_cuda_kl_supported(c, n_d, s->topk, rule.per_block));
+    size_t shared = shared_bytes(n_d, s->topk, rule.per_block);
     CUDA_TRY(cudaFuncSetAttribute(kl_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)(shared > 48 << 10 ? shared : 48 << 10)));
     kl_kernel<<<dim3((unsigned)R, (unsigned)Hkv), THREADS, shared, c->stream>>>(
@@ -238,7 +246,8 @@ OP sp_cuda_kl(const sp_kl_args *p, sp_tensor f, int64_t i0, sp_tensor cks, sp_te
         student_p ? student_p->ld : 0, dz ? (float *)dz->data : NULL, dz ? dz->ld : 0);
     LAUNCHED("kl", "%lld rows, %lld windows, %lld heads of %lld", (long long)R, (long long)n_d,
              (long long)Hkv, (long long)d);
-    for (int64_t h = 0; h < Hkv && columns; h++)
+    if (!columns) return sp_fill(df, 0);
+    for (int64_t h = 0; h < Hkv; h++)
         SP_TRY(sp_cuda_matmul(c, R, d, columns, scale, g + h * head, ld,
                               (const bf16 *)cks.data + h * d, cks.ld, true, 0,
                               (char *)df.data + h * d * sp_dtype_size(df.dtype), df.dtype, df.ld));

@@ -1,13 +1,15 @@
 // Matrix products through cuBLASLt: linear layers, scores, weight gradients.
 //
 // cuBLASLt is column-major: a row-major [rows, cols] matrix is its [cols, rows] with the same
-// leading dimension. Plans (layouts and the chosen algorithm) are kept per shape.
+// leading dimension. Plans (layouts and the chosen algorithm) are kept, of the shapes used last:
+// rows of ever other lengths make ever other shapes.
 #include "kernels/cuda/cuda.cuh"
 
 #include <algorithm>
 #include <time.h>
 
 static const size_t lt_workspace_bytes = 64 << 20;
+static const int most_plans = 1024; // a step of 65,536 tokens has some 200 shapes
 
 struct shape {
     int64_t m, n, k, lda, ldb, ldc; // column-major: C[m,n] = op(A) op(B)
@@ -88,11 +90,20 @@ static sp_status fill_plan(sp_cuda *c, sp_matmul_plan *p) {
 }
 
 static sp_status plan_for(sp_cuda *c, const shape &s, sp_matmul_plan **out) {
-    for (sp_matmul_plan *p = c->plans; p; p = p->next)
+    int n = 0;
+    for (sp_matmul_plan **at = &c->plans; *at; at = &(*at)->next) {
+        sp_matmul_plan *p = *at;
         if (p->key == s) {
-            *out = p;
+            *at = p->next;
+            p->next = c->plans;
+            *out = c->plans = p;
             return SP_OK;
         }
+        if (++n < most_plans) continue;
+        *at = NULL; // p is the last: others have more recent uses
+        free_plan(p);
+        break;
+    }
     sp_matmul_plan *p;
     SP_TRY(sp_alloc(&p, 1, sizeof *p, "a matrix product plan"));
     p->key = s;

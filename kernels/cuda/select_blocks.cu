@@ -5,7 +5,7 @@
 // a thread block with the scores in shared memory and the same steps.
 #include "kernels/cuda/select_row.cuh"
 
-enum { THREADS = 128, ROWS = 4 };
+enum { ROWS = 4, THREADS = 512 }; // rows of a thread block; threads of a row
 
 // As block_score, of the blocks b0 .. b0+31, one a lane, with four windows a block: loads that do
 // not wait for each other, and the window before a block from the lane to the left.
@@ -24,6 +24,22 @@ __device__ __forceinline__ float score_of_four(const BlockRule &s, const float *
     return fmaxf(-INFINITY, fmaxf(before, best)); // all NaN: absent
 }
 
+// Scores of the blocks first .. first+31 and every `step` further, by a warp.
+__device__ __forceinline__ void score_row(const BlockRule &s, const float *row, int64_t n_d, int nb,
+                                          int64_t qb, int first, int step, uint32_t *key) {
+    int lane = threadIdx.x & 31;
+    if (s.per_block == 4) {
+#pragma unroll 2
+        for (int b0 = first; b0 < nb; b0 += step) {
+            float score = score_of_four(s, row, (int)n_d, b0, (int)qb);
+            if (b0 + lane < nb) key[b0 + lane] = ordered(score);
+        }
+    } else {
+        for (int b = first + lane; b < nb; b += step)
+            key[b] = ordered(block_score(s, row, n_d, b, qb));
+    }
+}
+
 // The scores pass through shared memory, so that the loop over their windows need not be unrolled
 // with the registers.
 template <int MAX>
@@ -33,20 +49,11 @@ __global__ void __launch_bounds__(32 * ROWS)
     int64_t r = blockIdx.x * (int64_t)ROWS + threadIdx.x / 32, h = blockIdx.y;
     if (r >= rows) return;
     int64_t qb = (i0 + r) / s.block;
-    const float *row = a + r * a_ld + h * n_d;
     int32_t *list = lists + r * lists_ld + h * s.topk;
     extern __shared__ uint32_t keys[]; // [ROWS][nb]
     int lane = threadIdx.x & 31;
     uint32_t *mine = keys + threadIdx.x / 32 * nb;
-    if (s.per_block == 4) {
-#pragma unroll 2
-        for (int b0 = 0; b0 < nb; b0 += 32) {
-            float score = score_of_four(s, row, (int)n_d, b0, (int)qb);
-            if (b0 + lane < nb) mine[b0 + lane] = ordered(score);
-        }
-    } else {
-        for (int b = lane; b < nb; b += 32) mine[b] = ordered(block_score(s, row, n_d, b, qb));
-    }
+    score_row(s, a + r * a_ld + h * n_d, n_d, nb, qb, 0, 32, mine);
     with_row_size<MAX>(nb, [&]<int N>() {
         uint32_t key[N];
 #pragma unroll
@@ -80,9 +87,7 @@ __global__ void __launch_bounds__(THREADS)
     int64_t r = blockIdx.x, h = blockIdx.y, qb = (i0 + r) / s.block;
     int k = (int)(s.topk < nb ? s.topk : nb);
     int32_t *list = lists + r * lists_ld + h * s.topk;
-    const float *row = a + r * a_ld + h * n_d;
-    for (int b = threadIdx.x; b < nb; b += THREADS)
-        key[b] = ordered(block_score(s, row, n_d, b, qb));
+    score_row(s, a + r * a_ld + h * n_d, n_d, nb, qb, (int)threadIdx.x & ~31, THREADS, key);
     __syncthreads();
 
     uint32_t last = 0; // largest value that at least k keys reach
@@ -137,6 +142,16 @@ static sp_status launch_warps(sp_cuda *c, const BlockRule &rule, int64_t kv_head
     return SP_OK;
 }
 
+sp_status sp_cuda_selection_supported(const sp_cuda *c, int64_t blocks) {
+    int64_t most = c->shared_most / 4 - 16; // cis_blocks.cu has 16 more
+    if (blocks <= most) return SP_OK;
+    return sp_error(
+        SP_ENVIRONMENT,
+        "rows of %lld blocks are more than selection on this GPU can hold, at most %lld; "
+        "take shorter sequences or backend 'cpu'",
+        (long long)blocks, (long long)most);
+}
+
 OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_heads, sp_tensor a,
                          int64_t i0, int64_t nb, sp_tensor lists) {
     sp_cuda *c = sp_cuda_of(a);
@@ -144,10 +159,8 @@ OP sp_cuda_select_blocks(const sp_selection *s, sp_grid deployed, int64_t kv_hea
         return launch_warps<64>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
     if (nb <= 128 * 32)
         return launch_warps<128>(c, block_rule(s, deployed), kv_heads, a, i0, nb, lists);
+    SP_TRY(sp_cuda_selection_supported(c, nb));
     size_t shared = (size_t)nb * sizeof(uint32_t);
-    if (shared > 200 << 10)
-        return sp_error(SP_ENVIRONMENT, "select_blocks on CUDA holds at most %d blocks, not %lld",
-                        (200 << 10) / 4, (long long)nb);
     CUDA_TRY(cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   (int)(shared > 48 << 10 ? shared : 48 << 10)));
     select_kernel<<<dim3((unsigned)a.rows, (unsigned)kv_heads), THREADS, shared, c->stream>>>(

@@ -92,8 +92,10 @@ static sp_status launch_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     SP_TRY(unite<W>(c, heads, q, q0, bias, lists, out, &p));
     CUtensorMap q_map, k_map, v_map;
     SP_TRY(query_map(c, heads, q, p.per_warpgroup, &q_map));
-    SP_TRY(sp_cuda_map(c, k, 64, &k_map));
-    SP_TRY(sp_cuda_map(c, v, 64, &v_map));
+    // Keys beyond the last row's own read as 0: a probability of 0 times what is there must be 0.
+    int64_t keys = q0 + q.rows;
+    SP_TRY(sp_cuda_map(c, sp_tensor_rows(k, 0, keys), 64, &k_map));
+    SP_TRY(sp_cuda_map(c, sp_tensor_rows(v, 0, keys), 64, &v_map));
     auto kernel = lists.data ? sparse_sm90::attention_kernel<D, W, BIASED, true>
                              : sparse_sm90::attention_kernel<D, W, BIASED, false>;
     size_t smem = Layout<D, W>::smem(p.capacity_own);
@@ -114,20 +116,22 @@ static sp_status launch_sm80(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0
     CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     kernel<<<grid_of(p, 1), sparse_sm80::THREADS, smem, c->stream>>>(
         {(const bf16 *)q.data, (const bf16 *)k.data, (const bf16 *)v.data, q.ld, k.ld, v.ld,
-         k.rows},
+         q0 + q.rows},
         p);
     LAUNCHED("attention_kernel", "%d rows, %lld/%d heads of %d", p.rows, (long long)heads.q_heads,
              p.kv_heads, D);
     return SP_OK;
 }
 
-// The lists of W warpgroups must fit beside the tiles, a query mask into 32 bits.
-template <int D, int W> static bool fits(sp_heads heads, int64_t nb, int64_t listed) {
+// The lists of W warpgroups must fit beside the tiles (this kernel has no other shared variables),
+// a query mask into 32 bits.
+template <int D, int W>
+static bool fits(const sp_cuda *c, sp_heads heads, int64_t nb, int64_t listed) {
     int64_t per = 64 / (heads.q_heads / heads.kv_heads);
     return per * W <= 32 && nb < 1 << (31 - sparse_sm90::U_BITS) &&
            union_capacity(per * W, listed, nb) <= 1 << sparse_sm90::U_BITS &&
-           Layout<D, W>::smem(union_capacity(per, listed, nb)) <= 227 << 10 &&
-           (!listed || nb * 4 <= 200 << 10);
+           (int64_t)Layout<D, W>::smem(union_capacity(per, listed, nb)) <= c->shared_most + 1024 &&
+           (!listed || nb * 4 <= c->shared_most);
 }
 
 // The widest form on Hopper that fits; false: none does.
@@ -136,11 +140,11 @@ static bool launched_sm90(sp_cuda *c, sp_heads heads, sp_tensor q, int64_t q0, s
                           sp_tensor v, sp_tensor bias, sp_tensor lists, sp_tensor out,
                           sp_status *st) {
     int64_t nb = ceil_div(q0 + q.rows, 64), listed = lists.cols / heads.kv_heads;
-    if (heads.head_dim == 128 && fits<128, 3>(heads, nb, listed))
+    if (heads.head_dim == 128 && fits<128, 3>(c, heads, nb, listed))
         *st = launch_sm90<128, 3, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
-    else if (heads.head_dim == 128 && fits<128, 2>(heads, nb, listed))
+    else if (heads.head_dim == 128 && fits<128, 2>(c, heads, nb, listed))
         *st = launch_sm90<128, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
-    else if (heads.head_dim == 64 && fits<64, 2>(heads, nb, listed))
+    else if (heads.head_dim == 64 && fits<64, 2>(c, heads, nb, listed))
         *st = launch_sm90<64, 2, BIASED>(c, heads, q, q0, k, v, bias, lists, out);
     else
         return false;
@@ -158,7 +162,7 @@ static sp_status attend(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp
                                                                  out, &st))
         return st;
     if (block == 64 && G >= 2 && G <= 16 &&
-        (!lists.data || nb * 4 <= 96 << 10)) { // 64/G queries in 32 bits
+        (!lists.data || nb * 4 <= c->shared_most)) { // 64/G queries in 32 bits
         if (heads.head_dim == 128) return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
         if (heads.head_dim == 64) return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
     }
