@@ -47,8 +47,8 @@ sp_status sp_state_load(const char *path, sp_train_state *out);
 sp_status sp_state_check_base(const sp_train_state *s, const sp_model_desc *d,
                               const char *weights_sha256);
 
-// Newest complete checkpoint of a run folder (by step number in the name step-NNNNNNN.h5, then
-// verified to open); `path` NULL if there is none. Files that do not open are named in a warning.
+// Newest checkpoint of a run folder, by the step number inside, that is complete and as it was
+// written; `path` NULL if there is none. Files that are not are named in a warning.
 sp_status sp_newest_checkpoint(const char *run_dir, char **path);
 // Removes old ones, judged by the step number inside the files: keeps the `keep_last` newest (0:
 // all), every step divisible by keep_every (0: none), and always `written` (just saved), `resumed`

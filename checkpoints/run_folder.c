@@ -90,12 +90,24 @@ sp_status sp_newest_checkpoint(const char *run_dir, char **path) {
     checkpoint *c;
     int64_t n;
     SP_TRY(list_checkpoints(run_dir, &c, &n));
-    if (n && c[0].step >= 0) {
-        *path = c[0].path;
-        c[0].path = NULL;
+    sp_status st = SP_OK;
+    for (int64_t i = 0; i < n && c[i].step >= 0 && !*path; i++) {
+        sp_train_state whole = {0};
+        st = sp_state_load(c[i].path, &whole);
+        sp_train_state_free(&whole);
+        if (st == SP_OK) {
+            *path = c[i].path;
+            c[i].path = NULL;
+        } else if (st == SP_BAD_INPUT) { // an older one is worth more than none
+            sp_warn("ignoring a checkpoint: %s", sp_error_text());
+            sp_error_clear();
+            st = SP_OK;
+        } else {
+            break;
+        }
     }
     free_checkpoints(c, n);
-    return SP_OK;
+    return st;
 }
 
 sp_status sp_check_checkpoint_names(const char *run_dir, int64_t first, int64_t last,
@@ -121,12 +133,6 @@ sp_status sp_check_checkpoint_names(const char *run_dir, int64_t first, int64_t 
     sp_free_names(names, n);
     free(dir);
     return st;
-}
-
-static bool same_file(const char *a, const char *b) {
-    struct stat x, y;
-    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev &&
-           x.st_ino == y.st_ino;
 }
 
 // Removes what a killed writer left: ".step-*.h5.tmp.<pid>" and ".latest.tmp.<pid>".
@@ -159,8 +165,8 @@ sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t 
     for (int64_t i = 0; keep_last > 0 && i < n; i++) {
         if (i < keep_last || c[i].step < 0) continue;
         if (keep_every > 0 && c[i].step % keep_every == 0) continue;
-        if (same_file(c[i].path, written) || same_file(c[i].path, resumed) ||
-            same_file(c[i].path, latest))
+        if (sp_same_file(c[i].path, written) || sp_same_file(c[i].path, resumed) ||
+            sp_same_file(c[i].path, latest))
             continue;
         if (unlink(c[i].path) != 0 && errno != ENOENT)
             sp_warn("cannot remove the old checkpoint %s: %s", c[i].path, strerror(errno));

@@ -112,10 +112,12 @@ sp_status sp_config_reference(char **text);
 // `--help` form: one line per key. Caller frees.
 sp_status sp_config_help(char **text);
 
-// Keys whose values differ between two configurations and may not change on resume (design 3.1:
-// whatever alters the numbers); each as "key: old -> new" added to `problems`. Left to the caller:
-// `steps`, since it knows the schedule, and what is at the paths of `base` and `data`, which may
-// have moved.
-void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems);
+// Keys whose values differ between two configurations, each as "key: old -> new": those that may
+// not change on resume (design 3.1: whatever alters the numbers) are added to `problems`, the
+// others as lines to `changes`, which may be NULL. Left to the caller: `steps`, since it knows the
+// schedule, and what is at the paths of `base` and `data`, which may have moved.
+struct sp_text;
+void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems,
+                       struct sp_text *changes);
 
 #endif

@@ -265,17 +265,22 @@ static bool same_proportions(const sp_data_list *a, const sp_data_list *b) {
     return same;
 }
 
-void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems) {
+void sp_config_compare(const sp_config *saved, const sp_config *now, sp_problems *problems,
+                       sp_text *changes) {
     for (int i = 0; i < sp_option_count; i++) {
         const sp_option *o = &sp_options[i];
-        if (o->may_change || strcmp(o->key, "steps") == 0) continue;
-        if (o->type == SP_OPT_DATA && same_proportions(member(saved, o), member(now, o))) continue;
+        bool moved = o->type == SP_OPT_DATA && same_proportions(member(saved, o), member(now, o));
+        bool free_to = o->may_change || moved || strcmp(o->key, "steps") == 0;
         sp_text a = {0}, b = {0};
         add_value(&a, saved, o);
         add_value(&b, now, o);
-        if (a.failed || b.failed || strcmp(a.data, b.data) != 0)
-            sp_problems_add(problems, "%s: %s -> %s", o->key, a.data ? a.data : "?",
-                            b.data ? b.data : "?");
+        const char *old = a.data ? a.data : "?", *new = b.data ? b.data : "?";
+        if (a.failed || b.failed || strcmp(old, new) != 0) {
+            if (!free_to)
+                sp_problems_add(problems, "%s: %s -> %s", o->key, old, new);
+            else if (changes)
+                sp_text_add(changes, "%s: %s -> %s\n", o->key, old, new);
+        }
         sp_text_free(&a);
         sp_text_free(&b);
     }

@@ -178,14 +178,20 @@ sp_status sp_check_destination(const char *path) {
     return st;
 }
 
+bool sp_same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev &&
+           x.st_ino == y.st_ino;
+}
+
+// Line by line: files of the kernel state no size.
 int64_t sp_host_available(void) {
-    int64_t kib = -1, n;
-    char *text = NULL;
-    if (sp_read_file("/proc/meminfo", 1 << 20, &text, &n) == SP_OK) {
-        const char *at = strstr(text, "MemAvailable:");
-        if (at) kib = strtoll(at + strlen("MemAvailable:"), NULL, 10);
-    }
-    free(text);
+    long long kib = -1;
+    char line[256];
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && kib < 0 && fgets(line, sizeof line, f))
+        if (sscanf(line, "MemAvailable: %lld kB", &kib) != 1) kib = -1;
+    if (f) fclose(f);
     return kib < 0 ? INT64_MAX : kib * 1024;
 }
 

@@ -30,7 +30,8 @@ void sp_text_free(sp_text *t);
 // ---- paths and files ----
 char *sp_path_join(const char *dir, const char *name); // absolute `name` wins; caller frees
 char *sp_path_dir(const char *path);                   // "a/b" -> "a", "b" -> "."; caller frees
-const char *sp_path_base(const char *path);            // points into `path`
+bool sp_same_file(const char *a, const char *b); // by whatever names, NULL for none; both exist
+const char *sp_path_base(const char *path);      // points into `path`
 bool sp_path_is_dir(const char *path);
 bool sp_path_is_file(const char *path);
 // A relative path without "..", not absolute, not empty: safe to join under a folder of ours.

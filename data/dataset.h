@@ -21,6 +21,8 @@ typedef struct sp_dataset_options {
     int64_t vocab;      // of the model: ids must be below it, and below what their file states; 0:
                         // only the latter, and never negative
     bool allow_missing; // a missing entry is skipped with a warning and the rest renormalised
+    const char *model;  // folder of the model that the rows are for, whose tokenizer they should be
+                        // of: others are warned of; NULL: none
     bool quiet;         // no remarks on speed
 } sp_dataset_options;
 

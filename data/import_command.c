@@ -1,9 +1,9 @@
 // `sparda data import`, `sparda data retokenize`: their arguments.
 #include "common/arguments.h"
-#include "common/hash.h"
 #include "common/log.h"
 #include "common/util.h"
 #include "data/commands.h"
+#include "data/identity.h"
 #include "data/import.h"
 #include "data/retokenize.h"
 #include "data/shard.h"
@@ -53,26 +53,6 @@ static void check_common(options *o, sp_flat_format *f, sp_problems *p) {
         }
 }
 
-// "MODEL tokenizer.json sha256:..." of a model folder; only its name if it has no such file.
-static sp_status identity_of(const char *base, char **out) {
-    static const char *const files[] = {"tokenizer.json", "tokenizer.model"};
-    char *real = realpath(base, NULL), hex[SP_SHA256_HEX];
-    const char *name = sp_path_base(real ? real : base);
-    sp_status st = SP_OK;
-    *out = NULL;
-    for (int i = 0; i < 2 && st == SP_OK && !*out; i++) {
-        char *path = sp_path_join(base, files[i]);
-        if (path && sp_path_is_file(path)) {
-            st = sp_sha256_file(path, hex);
-            if (st == SP_OK) *out = sp_format("%s %s sha256:%.16s", name, files[i], hex);
-        }
-        free(path);
-    }
-    if (st == SP_OK && !*out) *out = sp_strdup(name);
-    free(real);
-    return st != SP_OK || *out ? st : sp_error(SP_ENVIRONMENT, "out of memory");
-}
-
 // What both commands share, at the head of a table.
 #define COMMON_ARGUMENTS(o)                                                                        \
     {"--out", .text = &(o)->out}, {"--domain", .text = &(o)->domain},                              \
@@ -103,7 +83,7 @@ sp_status sp_data_import(int argc, char **argv, sp_data_assemble assemble) {
     SP_GO(sp_check_destination(o.out));
     if (o.base) SP_GO(sp_base_vocab(o.base, &o.vocab));
     if (o.base && !o.tokenizer) {
-        SP_GO(identity_of(o.base, &identity));
+        SP_GO(sp_tokenizer_of_model(o.base, &identity));
         SP_GO(sp_import_check_text("the name of --base,", identity, "give one with --tokenizer"));
     }
     a.source = o.sources.at;

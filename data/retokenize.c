@@ -2,6 +2,7 @@
 // without special tokens, encoded without adding any. Rows that become empty are left out.
 #include "data/retokenize.h"
 #include "common/log.h"
+#include "data/identity.h"
 #include "data/shard.h"
 
 #include <stdlib.h>
@@ -52,30 +53,13 @@ static sp_status change(void *user, const int32_t *tokens, int64_t n, const int3
     return sp_encode(w->to, text, bytes, out, n_out);
 }
 
-// The bytes of an identity "NAME FILE sha256:HEX" that name the tokenizer; all of another text.
-static size_t name_length(const char *identity) {
-    const char *end = strstr(identity, " sha256:");
-    while (end && end > identity && end[-1] != ' ') end--;
-    return end && end > identity ? (size_t)(end - identity) - 1 : strlen(identity);
-}
-
-// As far as two texts tell: by the hash if both have one, else by the name.
-static bool may_be_equal(const char *a, const char *b) {
-    const char *x = strstr(a, "sha256:"), *y = strstr(b, "sha256:");
-    if (x && y) {
-        size_t n = strlen(x), m = strlen(y); // one may have been cut
-        return strncmp(x, y, n < m ? n : m) == 0;
-    }
-    size_t n = name_length(a);
-    return n == name_length(b) && strncmp(a, b, n) == 0;
-}
-
 // Identities are free text, so that another one is a reason for a look, not for a refusal.
 static void look(void *user, const sp_source *s) {
     sp_retokenizer *r = user;
     const char *from = sp_tokenizer_identity(r->from);
     if (!s->tokenizer || strcmp(s->tokenizer, SP_TOKENIZER_UNKNOWN) == 0 ||
-        may_be_equal(s->tokenizer, from) || (r->warned && strcmp(r->warned, s->tokenizer) == 0))
+        sp_tokenizers_may_be_equal(s->tokenizer, from) ||
+        (r->warned && strcmp(r->warned, s->tokenizer) == 0))
         return;
     free(r->warned);
     r->warned = sp_strdup(s->tokenizer);

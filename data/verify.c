@@ -255,15 +255,16 @@ static sp_status write_lists(const verify *v, const char *path) {
     return st;
 }
 
-static sp_status verify_path(const char *path, int64_t vocab, bool duplicates, int64_t threads,
-                             bool json, bool lists) {
+static sp_status verify_path(const char *path, const char *base, int64_t vocab, bool duplicates,
+                             int64_t threads, bool json, bool lists) {
     sp_data_entry one = {.path = (char *)path};
     const sp_data_list entries = {&one, 1};
     sp_dataset *d;
     sp_dataset_info info = {0};
     char *example = NULL;
     verify v = {.vocab = vocab};
-    SP_TRY(sp_dataset_open(&entries, &(sp_dataset_options){.vocab = vocab, .quiet = true}, &d));
+    const sp_dataset_options o = {.vocab = vocab, .model = base, .quiet = true};
+    SP_TRY(sp_dataset_open(&entries, &o, &d));
     v.d = d;
     pthread_mutex_init(&v.lock, NULL);
     sp_status st = SP_OK;
@@ -309,5 +310,5 @@ sp_status sp_data_verify(int argc, char **argv) {
     if (base && vocab) sp_problems_add(&p, "--base and --vocab say the same; give one");
     SP_TRY(sp_problems_end(&p, SP_BAD_INPUT, "sparda data verify (see --help)"));
     if (base) SP_TRY(sp_base_vocab(base, &vocab));
-    return verify_path(path, vocab, !none, threads, json, list_shards);
+    return verify_path(path, base, vocab, !none, threads, json, list_shards);
 }

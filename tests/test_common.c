@@ -151,8 +151,15 @@ static void no_file_handles_is_the_machines_fault(void **state) {
     free(below);
 }
 
+static void memory_of_the_host(void **state) {
+    (void)state;
+    int64_t whole = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE);
+    assert_in_range(sp_host_available(), 1, whole);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(memory_of_the_host),
         cmocka_unit_test(no_file_handles_is_the_machines_fault),
         cmocka_unit_test(errors_travel_with_a_trace),
         cmocka_unit_test(problems_are_listed_together),

@@ -655,9 +655,14 @@ static void comparison(void **state) {
                            "deterministic=true"};
     sp_config *a = load_sets(old, 3), *b = load_sets(same, 21), *c = load_sets(other, 12);
     sp_problems p = {0};
-    sp_config_compare(a, b, &p);
+    sp_text changes = {0};
+    sp_config_compare(a, b, &p, &changes);
+    assert_non_null(strstr(changes.data, "steps: 2000 -> 7\n"));
+    assert_non_null(strstr(changes.data, "base: /m -> /n\n"));
+    assert_non_null(strstr(changes.data, "data: [{path: /d}] -> [{path: /e}]\n"));
+    sp_text_free(&changes);
     assert_int_equal(p.count, 0);
-    sp_config_compare(a, c, &p);
+    sp_config_compare(a, c, &p, NULL);
     assert_int_equal(p.count, 12);
     assert_non_null(strstr(p.text, "rope_tables: fp32 -> bf16"));
     assert_non_null(strstr(p.text, "data: [{path: /d}] -> [{path: /d, proportion: 1}]"));

@@ -330,6 +330,9 @@ mv "$work/old" "$work/new"
 mv "$work/old-base" "$work/new-base"
 check 0 train moved --set "data=[$work/new]" --set "base=$work/new-base" --set steps=2 --resume
 [ "$(lines moved)" = 2 ] || complain 'steps after a move'
+has err 'with other options than until then'
+has err '^  *steps: 1 -> 2$'
+has err "^  *base: $work/old-base -> $work/new-base$"
 grep -q "$work/new-base" "$work/moved/config.resolved.yaml" || complain 'the new place is on record'
 check 2 train moved --set "data=[$work/new, $work/corpus]" --set "base=$work/new-base" --set steps=3 --resume
 has err 'data: .*/new.* -> .*/corpus'
@@ -339,6 +342,50 @@ printf '\n' >>"$work/new-base/config.json"
 check 2 train moved --set "data=[$work/new]" --set "base=$work/new-base" --set steps=3 --resume
 has err 'trained for another base model'
 has err 'SHA-256 of config.json'
+
+# ---- a newest checkpoint that is damaged: the one before it serves
+check 0 train hurt --set "data=[$work/corpus]" --set steps=2 --set save_every_steps=1
+newest=$work/hurt/checkpoints/step-0000002.h5
+middle=$(($(wc -c <"$newest") / 2))
+printf 'damage' | dd of="$newest" bs=1 seek=$middle conv=notrunc 2>"$work/dd"
+check 0 train hurt --set "data=[$work/corpus]" --set steps=3 --set save_every_steps=1 --resume=auto
+has err "ignoring a checkpoint: $newest.*checksum"
+has err 'after step 1 from'
+[ "$(lines hurt)" = 3 ] || complain 'steps after a damaged checkpoint'
+
+# ---- rows of another tokenizer than the model's
+cp -r "$root/data/tiny-base" "$work/tok"
+printf '{"a": 1}\n' >"$work/tok/tokenizer.json"
+printf '%s\n' '[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]' >"$work/ids.jsonl"
+check 0 "$sparda" data import "$work/ids.jsonl" --base "$work/tok" --out "$work/ids"
+check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
+lacks err 'has another one'
+check 0 "$sparda" data verify "$work/ids" --base "$work/tok"
+lacks err 'has another one'
+printf '{"a": 2}\n' >"$work/tok/tokenizer.json"
+check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
+has err "of the tokenizer 'tok tokenizer.json sha256:[0-9a-f]*', and $work/tok has another one"
+check 0 "$sparda" data verify "$work/ids" --base "$work/tok"
+has err 'has another one'
+check 0 train with-tok --set "data=[$work/corpus]" --set "base=$work/tok" --dry-run
+has err "of the tokenizer 'synthetic-1024', and .* has another one"
+cp "$work/tok/tokenizer.json" "$work/tok/tokenizer.model"
+printf '{"a": 1}\n' >"$work/tok/tokenizer.json"
+check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
+lacks err 'has another one'
+
+# ---- weights of another base model
+check 0 train weights-a --set "data=[$work/corpus]" --set steps=1
+check 0 train weights-b --set "data=[$work/corpus]" --set "init_from=$work/weights-a" --set steps=1
+lacks err 'were made for the base model'
+check 0 train weights-c --set "data=[$work/corpus]" --set "init_from=$work/weights-a" --set steps=1 \
+    --set "base=$root/data/tiny-nosa"
+has err "init_from were made for the base model 'tiny-base', and this one is 'tiny-nosa'"
+
+# ---- a run folder that is an input of the run
+check 2 train corpus --set "data=[$work/corpus]" --set steps=1 --force
+has err "data: $work/corpus is the run folder itself"
+check 0 "$sparda" data verify "$work/corpus"
 
 # ---- data made anew under the same names, as large as before
 "$sparda" data synth --out "$work/anew" --rows 8 --seq-len 64 --seed 1 2>"$work/err" || complain "no data"
@@ -363,6 +410,10 @@ check 0 train stated --set sparse_config.topk=5 --dry-run
 has err "sparse_config.topk is [0-9]* in the base's config.json; the run configuration's 5 has no effect"
 
 # ---- little memory ------------------------------------------------------------------------------
+check 3 train huge --set seq_len=1073741824 --set allow_longer=true --dry-run
+has err 'need about [0-9.]* GiB, and the host has [0-9.]* GiB of memory'
+check 3 "$sparda" bench train-step --base "$root/data/tiny-base" --seq-len 1000000000 --steps 1 --backend cpu
+has err 'out of memory'
 # OpenBLAS would ask for its buffers for ever. (Under AddressSanitizer nothing starts so.)
 little() { (ulimit -v 300000 && exec timeout 60 "$@"); }
 if little "$sparda" --version >/dev/null 2>&1; then

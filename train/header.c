@@ -89,7 +89,13 @@ void sp_trainer_header(const sp_trainer *t) {
     schedule(t);
     sp_info("memory      about %.2f GiB per rank, predicted",
             (double)sp_trainer_predicted_bytes(t) / 1073741824);
-    if (t->resumed)
-        sp_info("resuming    after step %lld from %s", (long long)t->at.step,
-                r->rank == 0 ? t->folder.checkpoint : "rank 0's checkpoint");
+    if (!t->resumed) return;
+    sp_info("resuming    after step %lld from %s", (long long)t->at.step,
+            r->rank == 0 ? t->folder.checkpoint : "rank 0's checkpoint");
+    if (t->changes.len) sp_info("  with other options than until then:");
+    for (const char *line = t->changes.data; line && *line;) {
+        int n = (int)strcspn(line, "\n");
+        sp_info("  %.*s", n, line);
+        line += n + 1;
+    }
 }

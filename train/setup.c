@@ -54,12 +54,14 @@ static char *default_folder(const sp_config *c) {
 }
 
 static void check_stays(const sp_trainer *t, const char *key, const char *path, sp_problems *p) {
-    if (sp_run_folder_moves(&t->folder, t->args->start, path))
-        sp_problems_add(p, "%s: %s", key, path);
+    if (sp_same_file(path, t->folder.dir))
+        sp_problems_add(p, "%s: %s is the run folder itself", key, path);
+    else if (sp_run_folder_moves(&t->folder, t->args->start, path))
+        sp_problems_add(p, "%s: %s would be moved to old-N/ there", key, path);
 }
 
-// What the run goes on reading may not be moved aside with the earlier run. (init_from may: it has
-// been read by then.)
+// What the run goes on reading may not be moved aside with the earlier run, nor become its folder.
+// (init_from may be moved: it has been read by then.)
 static sp_status check_inputs_stay(const sp_trainer *t) {
     const sp_config *c = t->config;
     sp_problems p = {0};
@@ -67,11 +69,8 @@ static sp_status check_inputs_stay(const sp_trainer *t) {
     for (int64_t i = 0; i < c->data.n; i++) check_stays(t, "data", c->data.entry[i].path, &p);
     for (int64_t i = 0; i < c->eval_data.n; i++)
         check_stays(t, "eval_data", c->eval_data.entry[i].path, &p);
-    return sp_problems_end(
-        &p, SP_BAD_INPUT,
-        "this run needs what lies in the earlier run of %s, which would be moved "
-        "to old-N/ there; choose another --out",
-        t->folder.dir);
+    return sp_problems_end(&p, SP_BAD_INPUT, "this run needs what lies in %s; choose another --out",
+                           t->folder.dir);
 }
 
 static sp_status open_folder(sp_trainer *t) {
@@ -150,7 +149,8 @@ static sp_status of_data(const sp_trainer *t, const char *key, sp_status st) {
 
 static sp_status open_data(sp_trainer *t) {
     const sp_config *c = t->config;
-    sp_dataset_options o = {.vocab = t->desc->vocab, .allow_missing = c->allow_missing_domains};
+    sp_dataset_options o = {
+        .vocab = t->desc->vocab, .allow_missing = c->allow_missing_domains, .model = t->desc->dir};
     SP_TRY(of_data(t, "data", sp_dataset_open(&c->data, &o, &t->data)));
     SP_TRY(sp_dataset_identity(t->data, true, t->data_identity));
     sp_sampler_args s = {.order = (sp_data_order)c->data_order,
@@ -257,6 +257,17 @@ static sp_status open_backend(sp_trainer *t) {
     return sp_ranks_connect(t->backend, (double)t->config->watchdog_s);
 }
 
+static void warn_of_cpu(const sp_trainer *t) {
+    double billions = 1e-9 * (double)sp_base_parameters(t->desc);
+    if (t->ranks->rank != 0 || strcmp(t->config->backend, "auto") != 0 ||
+        strcmp(sp_backend_name(t->backend), "cpu") != 0 || billions < 0.5)
+        return;
+    sp_warn("the base model of %.1f billion parameters is on the CPU, since %s; with backend: cuda "
+            "that ends the run, with the reason",
+            billions,
+            SPARDA_HAVE_CUDA ? "no GPU here can be used" : "this program was built without CUDA");
+}
+
 static sp_status check_shapes(const sp_trainer *t) {
     for (int64_t i = 0; i < t->stages.n; i++)
         SP_TRY(
@@ -305,6 +316,7 @@ sp_status sp_trainer_plan(sp_trainer *t, const sp_train_args *args) {
     SP_TRY(sp_ranks_agree(check_obstacles(t)));
     SP_TRY(sp_ranks_agree(sp_trainer_import(t)));
     SP_TRY(open_backend(t));
+    warn_of_cpu(t);
     SP_TRY(sp_ranks_agree(check_shapes(t)));
     if (t->ranks->rank == 0) t->matmul_tflops = 1e-3 * sp_backend_matmul_gflops(t->backend);
     return sp_ranks_agree(check_memory(t));
@@ -489,6 +501,7 @@ void sp_trainer_close(sp_trainer *t, sp_status outcome) {
     }
     sp_metrics_close(t->metrics);
     sp_tensorboard_close(t->tensorboard);
+    sp_text_free(&t->changes);
     sp_forecast_free(&t->forecast);
     sp_train_state_free(&t->state);
     free(t->moments[0]);

@@ -35,8 +35,9 @@ static void end_now(int number) {
 static void on_signal(int number) {
     if (!armed) end_now(number);
     if (!first) {
-        static const char text[] = "sparda: stopping: the step at hand is finished and saved; a "
-                                   "second signal ends at once, without saving\n";
+        static const char text[] =
+            "sparda: stopping: the step at hand is to be finished and saved; "
+            "a second signal ends at once, without saving\n";
         clock_gettime(CLOCK_MONOTONIC, &first_time);
         first = number;
         ssize_t written = speaks ? write(2, text, sizeof text - 1) : 0;

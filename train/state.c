@@ -11,14 +11,14 @@
 // ---- resume -------------------------------------------------------------------------------------
 
 // Everything that must be as it was (design 3.1), in one list.
-static sp_status check_unchanged(const sp_trainer *t, const char *path) {
+static sp_status check_unchanged(sp_trainer *t, const char *path) {
     const sp_train_state *s = &t->state;
     sp_config *saved = NULL;
     char early[65];
     SP_TRY(sp_dataset_identity(t->data, false, early));
     SP_TRY(sp_config_parse(s->config, path, &saved));
     sp_problems p = {0};
-    sp_config_compare(saved, t->config, &p);
+    sp_config_compare(saved, t->config, &p, &t->changes);
     if (sp_schedule_may_change(&t->stages, t->config->lr, t->config->warmup_steps, s->step,
                                saved->steps, t->config->steps) != SP_OK)
         sp_problems_add(&p, "%s", sp_error_text());
@@ -125,6 +125,10 @@ sp_status sp_trainer_import(sp_trainer *t) {
     SP_TRY(sp_forecast_import(from, &t->forecast, &info));
     sp_info("weights     from %s (%s%s%s)", from, info.format ? info.format : "?",
             info.base_model ? ", made for " : "", info.base_model ? info.base_model : "");
+    if (info.base_model && strcmp(sp_path_base(info.base_model), t->desc->name) != 0)
+        sp_warn("the weights of init_from were made for the base model '%s', and this one is '%s'; "
+                "unless these are the same, they are no better than random ones",
+                sp_path_base(info.base_model), t->desc->name);
     sp_imported_free(&info);
     return sp_forecast_require_finite(&t->forecast, from);
 }

@@ -13,6 +13,7 @@
 
 #include "checkpoints/checkpoints.h"
 #include "common/config.h"
+#include "common/util.h"
 #include "data/dataset.h"
 #include "data/prefetch.h"
 #include "model/forecast.h"
@@ -66,6 +67,7 @@ typedef struct sp_trainer {
     sp_position at;
     sp_train_state state; // rank 0, until its arrays are on the backend
     char cpu_blas[32];    // of the checkpoint; "": none
+    sp_text changes;      // lines "key: old -> new" of a resumed run's options
     sp_backend *backend;
 
     // start

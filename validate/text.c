@@ -102,7 +102,9 @@ sp_status sp_pass_open_text(sp_pass *p) {
                        : sp_format("%s and %lld more", data->entry[0].path, (long long)data->n - 1);
     if (!p->text.name) return sp_error(SP_ENVIRONMENT, "out of memory");
     // A run has opened the same rows before, and said what there is to say.
-    sp_dataset_options o = {.vocab = p->desc->vocab, .quiet = p->args->after_training};
+    sp_dataset_options o = {.vocab = p->desc->vocab,
+                            .model = p->args->after_training ? NULL : p->desc->dir,
+                            .quiet = p->args->after_training};
     SP_TRY(sp_alloc(&p->text.seen, 1, sizeof *p->text.seen, "row lengths"));
     return sp_dataset_open(data, &o, &p->text.dataset);
 }

@@ -92,6 +92,8 @@ static void *cpu_allocate(sp_backend *be, int64_t bytes) {
     (void)be;
     if (bytes > INT64_MAX - ALIGNMENT) return NULL;
     size_t whole = (size_t)sp_round_up(sp_max(bytes, 1), ALIGNMENT);
+    // Else the kernel gives it, and ends the process when it is used.
+    if (whole > (size_t)64 << 20 && (int64_t)whole > sp_host_available()) return NULL;
     void *p = aligned_alloc(ALIGNMENT, whole);
     if (p) memset(p, 0, whole);
     return p;

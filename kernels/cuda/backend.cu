@@ -347,13 +347,23 @@ extern "C" bool sp_cuda_device_present(void) {
     return present && has_code();
 }
 
+// CUDA calls an absent driver one that is too old.
+static const char *why_none(cudaError_t found) {
+    int driver = 0;
+    if (found == cudaSuccess) return "none is visible";
+    bool absent = cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0;
+    return absent ? "no NVIDIA driver is installed" : cudaGetErrorString(found);
+}
+
 extern "C" sp_status sp_cuda_open(const sp_backend_options *o, sp_backend **out) {
     *out = NULL;
     int n = 0;
     cudaError_t found = cudaGetDeviceCount(&n);
     if (found != cudaSuccess || n == 0)
-        return sp_error(SP_ENVIRONMENT, "no usable GPU on this host: %s; backend 'cpu' needs none",
-                        found == cudaSuccess ? "none is visible" : cudaGetErrorString(found));
+        return sp_error(SP_ENVIRONMENT,
+                        "no usable GPU on this host: %s; what takes a --backend or "
+                        "the option backend can do without, by 'cpu'",
+                        why_none(found));
     int device = 0;
     SP_TRY(sp_device_of_rank(o->local_rank, n, &device));
     sp_cuda *c;
