@@ -5,6 +5,7 @@
 . "$(dirname "$0")/check.sh"
 
 quickstart=$root/quickstart
+sparda=$1 # what ctest built
 
 # ---- arguments ------------------------------------------------------------------------------------
 check 0 "$quickstart" --help
@@ -194,5 +195,37 @@ has out 'validation_report.html' # the report says which check failed
 echo 3 >"$work/validate-status"
 quick 3 demo --out "$work/a b"
 lacks out 'validation_report.html'
+
+# Every option reaches training, and validation where `sparda validate` has it.
+echo 0 >"$work/validate-status"
+sed -n '/^ *[a-z_]*:/p' "$root/configs/reference.yaml" >"$work/lines"
+section=
+set --
+while IFS= read -r line; do
+    key=${line%%:*} value=${line#*:}
+    case $key in
+        sparse_config | validate) section=$key ;;
+        ' '*) set -- "$@" --set "$section.${key##* }=${value# }" ;;
+        *) set -- "$@" --set "$key=${value# }" ;;
+    esac
+done <"$work/lines"
+quick 0 demo "$@"
+cp "$work/log" "$work/demo-log"
+reaches() { # stage key=value
+    grep -F "sparda [$1]" "$work/demo-log" | grep -q -F "[--set] [$2]"
+}
+for option in "$@"; do
+    [ "$option" != --set ] || continue
+    reaches train "$option" || complain "$option does not reach training"
+    check 2 "$sparda" validate --base "$work/none" --forecast x --report "$work/x" --set "$option"
+    if grep -q 'has no effect here' "$work/err"; then
+        ! reaches validate "$option" || complain "$option reaches validation"
+    else
+        has err 'the base model .* is no folder' # the option itself is right
+        reaches validate "$option" || complain "$option does not reach validation"
+    fi
+done
+quick 0 demo --set base=data/tiny-nosa
+logged '[validate] [--base] [data/tiny-nosa]'
 
 finish
