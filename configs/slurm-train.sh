@@ -5,6 +5,11 @@
 #   sbatch [--partition=... --account=... --nodes=...] configs/slurm-train.sh CONFIG.yaml RUN_FOLDER \
 #       [more arguments of `sparda train`]
 #
+# For instance on four nodes of 8 GPUs, one rank per GPU, the whole of every node:
+#
+#   sbatch --partition=gpu --nodes=4 --ntasks-per-node=8 --gpus-per-node=8 --exclusive --mem=0 \
+#       configs/slurm-train.sh configs/minicpm4.1-8b.yaml runs/minicpm --set base=/models/MiniCPM4.1-8B
+#
 # Submit from the root of the checkout. Whatever belongs to one site and not to the project goes on
 # sbatch's command line or into a site file, a shell fragment that is read before the start:
 #
@@ -13,7 +18,8 @@
 #   SPARDA          the program (default build/sparda)
 #   SRUN_OPTIONS    for srun, e.g. "--mpi=pmix --gpus-per-task=1"
 #
-# One task is one rank; ask for one task per GPU, or per socket on machines without GPUs.
+# One task is one rank: one per GPU, or per socket on machines without GPUs. GPUs are asked for on the
+# command line, as above; the lines below ask for none.
 
 #SBATCH --job-name=sparda
 #SBATCH --nodes=1

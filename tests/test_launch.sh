@@ -33,6 +33,15 @@ export SLURM_JOB_ID
 check 2 bash "$slurm"
 has err '^usage: sbatch'
 
+# The sample asks for GPUs, and is that of the README.
+sample=$(sed -n '/^#   sbatch --p/,/[^\\]$/s/^# *//p' "$slurm")
+case $sample in
+    *--gpus-per-node=*slurm-train.sh*' --set base='*) ;;
+    *) complain "no sample with GPUs: $sample" ;;
+esac
+[ "$(sed -n '/^    sbatch/,/[^\\]$/s/^ *//p' "$root/README.md")" = "$sample" ] ||
+    complain 'the sample of README.md is another one'
+
 run_folder finished
 : >"$work/log"
 check 0 bash "$slurm" c.yaml "$work/run" --set lr=1

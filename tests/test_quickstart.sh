@@ -5,6 +5,7 @@
 . "$(dirname "$0")/check.sh"
 
 quickstart=$root/quickstart
+sparda=$1 # what ctest built
 
 # ---- arguments ------------------------------------------------------------------------------------
 check 0 "$quickstart" --help
@@ -35,6 +36,8 @@ has err 'not empty and not from an earlier demo'
 [ -f "$work/mine/thesis" ] || complain 'a file of the user is gone'
 check 2 "$quickstart" demo --no-install --out "$work/mine/thesis"
 has err 'is not a folder'
+check 2 "$quickstart" demo --no-install --out "$work/mine/thesis/below"
+has err "quickstart: error: $work/mine/thesis is not a folder"
 check 0 "$quickstart" packages
 has out '^libhdf5-dev$'
 
@@ -49,7 +52,7 @@ stand_in() { # name: appends its command line to the log; the rest is its body
     } >"$work/bin/$1"
     chmod +x "$work/bin/$1"
 }
-for name in sh dirname basename cat rm mkdir ls env nproc grep sed printf; do
+for name in sh dirname basename cat rm mkdir mv ls env nproc grep sed printf; do
     ln -s "$(command -v $name)" "$work/bin/$name"
 done
 stand_in id <<END
@@ -183,16 +186,69 @@ logged "[--set] [lr=1e-3] [--set] [validate.lengths=[256, 512]]"
 grep -F 'sparda [validate]' "$work/log" | grep -q -F '[validate.lengths=[256, 512]]' ||
     complain 'the options do not reach validate'
 has out "$work/a b/export"
-mkdir "$work/a b/run"
+lacks err 'earlier demo'
+mkdir "$work/a b/run" "$work/a b/report"
+echo first >"$work/a b/run/file"
 : >"$work/a b/keep"
 quick 0 demo --out "$work/a b"
 [ ! -e "$work/a b/run" ] || complain 'the run of the earlier demo is still there'
+[ "$(cat "$work/a b/old-1/run/file")" = first ] || complain 'the run of the earlier demo is gone'
 [ -f "$work/a b/keep" ] || complain 'the demo removed what it had not made'
+has err "what an earlier demo left is now in $work/a b/old-1: run report"
+mkdir "$work/a b/run"
+quick 0 demo --out "$work/a b"
+[ -d "$work/a b/old-2/run" ] || complain 'the second run was not moved'
+[ -f "$work/a b/old-1/run/file" ] || complain 'the first run is gone'
 echo 1 >"$work/validate-status"
 quick 1 demo --out "$work/a b"
 has out 'validation_report.html' # the report says which check failed
 echo 3 >"$work/validate-status"
 quick 3 demo --out "$work/a b"
 lacks out 'validation_report.html'
+
+# A folder that cannot be made, or not be written into, is found before the build.
+quick 3 demo --out /proc/none
+has err 'quickstart: error: the folder /proc/none cannot be made: '
+lacks err '^mkdir:'
+not_logged cmake
+if [ "$(id -u)" != 0 ]; then # root may write everywhere
+    chmod a-w "$work/elsewhere/here"
+    quick 3 demo --out "$work/elsewhere/here"
+    has err "nothing can be written into the folder $work/elsewhere/here;"
+    not_logged cmake
+    chmod u+w "$work/elsewhere/here"
+fi
+
+# Every option reaches training, and validation where `sparda validate` has it.
+echo 0 >"$work/validate-status"
+sed -n '/^ *[a-z_]*:/p' "$root/configs/reference.yaml" >"$work/lines"
+section=
+set --
+while IFS= read -r line; do
+    key=${line%%:*} value=${line#*:}
+    case $key in
+        sparse_config | validate) section=$key ;;
+        ' '*) set -- "$@" --set "$section.${key##* }=${value# }" ;;
+        *) set -- "$@" --set "$key=${value# }" ;;
+    esac
+done <"$work/lines"
+quick 0 demo "$@"
+cp "$work/log" "$work/demo-log"
+reaches() { # stage key=value
+    grep -F "sparda [$1]" "$work/demo-log" | grep -q -F "[--set] [$2]"
+}
+for option in "$@"; do
+    [ "$option" != --set ] || continue
+    reaches train "$option" || complain "$option does not reach training"
+    check 2 "$sparda" validate --base "$work/none" --forecast x --report "$work/x" --set "$option"
+    if grep -q 'has no effect here' "$work/err"; then
+        ! reaches validate "$option" || complain "$option reaches validation"
+    else
+        has err 'the base model .* is no folder' # the option itself is right
+        reaches validate "$option" || complain "$option does not reach validation"
+    fi
+done
+quick 0 demo --set base=data/tiny-nosa
+logged '[validate] [--base] [data/tiny-nosa]'
 
 finish
