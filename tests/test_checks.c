@@ -697,20 +697,38 @@ static void test_what_cannot_be_measured(void **state) {
         int64_t tokens, given, positions, longest;
         const char *lack;
     } c[] = {
+        // Rows too short for any choice.
         {100, 0, 8192, 0,
-         "its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; "
-         "give longer rows"},
-        {200, 0, 8192, 0,
-         "its longest row has 200 tokens, 256 are needed for a query to have a choice of blocks; "
-         "give longer rows, or validate.lengths of 161 to 200"},
-        {200, 161, 8192, 161, NULL},
+         "its longest row has 100 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 256 tokens"},
+        {100, 1024, 8192, 0,
+         "its longest row has 100 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 1024 tokens"},
         {160, 161, 8192, 0,
-         "its longest row has 160 tokens, 161 are needed for a query to have a choice of blocks; "
-         "give longer rows"},
+         "its longest row has 160 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 161 tokens"},
+        // Rows with a choice, but shorter than what is to be measured.
+        {200, 0, 8192, 0,
+         "its longest row has 200 tokens, and the shortest length that is chosen without "
+         "validate.lengths is 256; give longer rows, or validate.lengths of 161 to 200"},
+        {256, 1024, 8192, 0,
+         "its longest row has 256 tokens, and the shortest of validate.lengths with a choice of "
+         "blocks is 1024; give longer rows, or validate.lengths of 161 to 256"},
+        {161, 162, 8192, 0,
+         "its longest row has 161 tokens, and the shortest of validate.lengths with a choice of "
+         "blocks is 162; give longer rows, or validate.lengths of 161 to 161"},
+        {200, 161, 8192, 161, NULL},
+        // Lengths without a choice.
         {600, 160, 8192, 0,
          "no query has a choice of blocks at any of validate.lengths; 161 tokens are needed"},
         {256, 0, 256, 256, NULL}, // the shorter of 128 and 256 offers no choice
+        {256, 0, 200, 0,
+         "no query has a choice of blocks at any length that is chosen; 161 tokens are needed: set "
+         "validate.lengths"},
         {256, 0, 128, 0,
+         "no query has a choice of blocks within the base model's 128 positions; 161 tokens are "
+         "needed"},
+        {256, 100, 128, 0,
          "no query has a choice of blocks within the base model's 128 positions; 161 tokens are "
          "needed"},
     };

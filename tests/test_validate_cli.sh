@@ -74,12 +74,20 @@ run 1 'failed E1: forecast.safetensors: model.layers.2' --base "$base" --forecas
 [ -s "$dir/r1/validation_report.json" ] || fail "no report after a failed check"
 grep -q '"status": "fail"' "$dir/r1/validation_report.json" || fail "the report does not say fail"
 
-# ---- rows too short for a choice: wrong input, with the remedy, before the export is looked at ----
+# ---- rows too short: wrong input, with the remedy, before the export is looked at ----
 "$sparda" data synth --out "$dir/short" --rows 3 --seq-len 100 >/dev/null 2>&1
-for lengths in '[]' '[256]' '[256, 512]'; do
-    run 2 "error: --data $dir/short cannot be measured: its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; give longer rows; without --data the synthetic corpus is used" \
-        --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/short" --set "validate.lengths=$lengths"
-done
+"$sparda" data synth --out "$dir/medium" --rows 3 --seq-len 200 >/dev/null 2>&1
+# unmeasured ROWS LENGTHS TEXT
+unmeasured() {
+    run 2 "error: --data $dir/$1 cannot be measured: its longest row has $3; without --data the synthetic corpus is used" \
+        --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/$1" --set "validate.lengths=$2"
+}
+choice='100 tokens, and only from 161 tokens on a query has a choice of blocks; give rows of at least'
+unmeasured short '[]' "$choice 256 tokens"
+unmeasured short '[256, 512]' "$choice 256 tokens"
+unmeasured short '[1024]' "$choice 1024 tokens"
+unmeasured medium '[1024]' '200 tokens, and the shortest of validate.lengths with a choice of blocks is 1024; give longer rows, or validate.lengths of 161 to 200'
+unmeasured medium '[]' '200 tokens, and the shortest length that is chosen without validate.lengths is 256; give longer rows, or validate.lengths of 161 to 200'
 no_report "$dir/r2"
 "$sparda" data synth --out "$dir/some" --rows 3 --seq-len 300 >/dev/null 2>&1
 run 2 'warning: .*/some has no row of 512 tokens: recall, logits and loss are measured at 256 at most' \
