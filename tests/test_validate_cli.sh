@@ -107,6 +107,37 @@ no_report "$dir/r1"
 printf '{"base":{"weights_sha256":"%s"}}\n' $hash > "$dir/export/sparda_config.json"
 run 1 'another base model' --base "$base" --forecast "$dir/export" --report "$dir/r1" $quick
 
+# ---- one cause is told once, with one remedy ----
+"$(dirname "$sparda")/tests/test_export" "$dir/run" > /dev/null || fail "no run folder"
+"$sparda" export "$dir/run" --out "$dir/whole" --no-parity 2> /dev/null || fail "no export"
+# one_cause CHECK TEXT REMEDY
+one_cause() {
+    [ "$(grep -c '^  failed' "$dir/err")" = 1 ] && [ "$(grep -c 'what helps' "$dir/err")" = 1 ] &&
+        grep -q "failed $1: .*$2" "$dir/err" && grep -q "what helps, $1: $3" "$dir/err" ||
+        fail "not one cause, $1, with one remedy:
+$(cat "$dir/err")"
+}
+# Constants that differ because the base is another one are no fault of the export.
+run 1 'FAILED' --base "$here/../data/tiny-nosa" --forecast "$dir/whole" --report "$dir/r1" $quick
+one_cause E2 'made for another base model' 'give the base model'
+for file in forecast.safetensors forecast.pt; do
+    rm -rf "$dir/cut"
+    cp -r "$dir/whole" "$dir/cut"
+    truncate -s -999 "$dir/cut/$file"
+    run 1 'FAILED' --base "$base" --forecast "$dir/cut" --report "$dir/r1" $quick
+    one_cause E1 "$file" 'get the file again from where it was exported; if it is damaged there too'
+    grep -q "\"$file is not looked at: see E1\"" "$dir/r1/validation_report.json" ||
+        fail "E2 does not say why it was not made"
+done
+truncate -s 1000 "$dir/cut/forecast.safetensors"
+run 2 'no file of the export .*/cut can be read' --base "$base" --forecast "$dir/cut" \
+    --report "$dir/r1" $quick
+grep -q 'forecast.safetensors' "$dir/err" && grep -q 'forecast.pt' "$dir/err" ||
+    fail "only the first damaged file is named"
+truncate -s -9 "$dir/whole/sparda_config.json"
+run 2 'the record of the export is damaged (get the file again' --base "$base" \
+    --forecast "$dir/whole" --report "$dir/r1" $quick
+
 # ---- a good one ----
 run 0 'trained Forecast' --base "$base" --forecast "$forecast" --report "$dir/good" $quick
 json=$dir/good/validation_report.json
