@@ -1,8 +1,9 @@
 // sp_export: from a training state to a folder that an inference engine can load.
 //
 // Everything is written into a hidden folder beside the destination, read back and compared, and
-// only then renamed into place: a failed export leaves nothing behind. With --force on a folder
-// that holds files, each file replaces its predecessor and the record comes last; what it could not
+// only then renamed into place: a failed export leaves nothing behind. A lock beside the
+// destination makes sure that nobody else exports there meanwhile. With --force on a folder that
+// holds files, each file replaces its predecessor and the record comes last; what it could not
 // replace (a folder under a file's name, an export of the other layout) is refused beforehand.
 #include "checkpoints/export.h"
 #include "checkpoints/internal.h"
@@ -30,10 +31,12 @@ typedef struct job {
     sp_config *config; // of the checkpoint; read only if something needs it
     char *base;        // folder of the base model, absolute or as given; NULL: not needed
     sp_model_desc *desc;
-    char *out;     // destination without trailing slashes
-    char *staging; // hidden folder beside it
-    char *bundle;  // folder of the forecast files inside `staging`
-    int lock;      // held on `staging` while it is ours; -1: not yet
+    char *out;       // destination without trailing slashes
+    char *staging;   // hidden folder beside it
+    char *bundle;    // folder of the forecast files inside `staging`
+    char *lock_path; // hidden file beside it
+    int lock;   // held on that file from before the last look at `out` to the end; -1: not held
+    bool fresh; // `out` was not there at that look
 } job;
 
 static sp_status out_of_memory(void) {
@@ -108,24 +111,51 @@ static sp_status folder_is_empty(const char *dir, bool *empty) {
     return SP_OK;
 }
 
-static int lock_folder(const char *dir) {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-    if (fd >= 0) close(fd);
-    return -1;
+// Whether the open file is still the one of that name.
+static bool is_at(int fd, const char *path) {
+    struct stat mine, there;
+    return fstat(fd, &mine) == 0 && lstat(path, &there) == 0 && mine.st_dev == there.st_dev &&
+           mine.st_ino == there.st_ino;
 }
 
-// Staging folders of exports to the same place that were killed: nobody holds their lock any more.
+// A lock file that a killed export has left is taken over; one that its owner removes just now is
+// made anew.
+static sp_status lock_destination(job *j) {
+    while (j->lock < 0) {
+        int fd;
+        SP_TRY(sp_open_own(j->lock_path, O_RDWR, &fd));
+        if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
+            if (is_at(fd, j->lock_path))
+                j->lock = fd;
+            else
+                close(fd);
+            continue;
+        }
+        int why = errno;
+        close(fd);
+        if (why == EWOULDBLOCK)
+            return sp_error(SP_BAD_INPUT,
+                            "another process is exporting to %s; wait for it, or choose another "
+                            "--out (under mpirun, too, an export is one process)",
+                            j->out);
+        unlink(j->lock_path);
+        sp_warn("%s cannot be locked (%s): start no other export to %s meanwhile", j->lock_path,
+                strerror(why), j->out);
+        return SP_OK;
+    }
+    return SP_OK;
+}
+
+// Staging folders of exports to the same place that were killed. The lock is ours, so nobody uses
+// them any more.
 static void remove_leftovers(const job *j) {
     char *parent = sp_path_dir(j->out), *prefix = sp_format(".%s.tmp.", sp_path_base(j->out));
     DIR *d = parent && prefix ? opendir(parent) : NULL;
     for (struct dirent *e; d && (e = readdir(d));) {
         if (strncmp(e->d_name, prefix, strlen(prefix)) != 0) continue;
         char *path = sp_path_join(parent, e->d_name);
-        int fd = path ? lock_folder(path) : -1;
-        if (fd >= 0) {
+        if (path && sp_path_is_dir(path)) {
             sp_remove_tree(path);
-            close(fd);
             sp_info("removed what a killed export had left: %s", path);
         }
         free(path);
@@ -190,22 +220,40 @@ sp_status sp_export_check_destination(const sp_export_args *a) {
                     out);
 }
 
-static sp_status prepare_destination(job *j) {
+// The destination by its own name, not by a link's or as ".", and without trailing slashes.
+static sp_status name_destination(job *j) {
     const char *dir = j->a->out_dir;
     size_t len = strlen(dir);
     while (len > 1 && dir[len - 1] == '/') len--;
+    char *name = sp_format("%.*s", (int)len, dir), *parent = name ? sp_path_dir(name) : NULL;
+    sp_status st = parent ? sp_mkdirs(parent) : out_of_memory();
+    free(parent);
+    if (st == SP_OK && sp_path_is_dir(name)) {
+        j->out = realpath(name, NULL);
+        free(name);
+    } else {
+        j->out = name;
+    }
+    if (st == SP_OK && !j->out) st = out_of_memory();
+    return st;
+}
+
+static sp_status prepare_destination(job *j) {
     SP_TRY(sp_export_check_destination(j->a));
-    // A folder that is there is taken by its own name, not by a link's or as ".".
-    j->out = sp_path_is_dir(dir) ? realpath(dir, NULL) : sp_format("%.*s", (int)len, dir);
-    if (!j->out) return out_of_memory();
+    SP_TRY(name_destination(j));
+    char *parent = sp_path_dir(j->out);
+    j->lock_path = parent ? sp_format("%s/.%s.lock", parent, sp_path_base(j->out)) : NULL;
+    free(parent);
+    if (!j->lock_path) return out_of_memory();
+    SP_TRY(lock_destination(j));
+    SP_TRY(sp_export_check_destination(j->a)); // as it is now that nobody else changes it
+    j->fresh = !sp_path_is_dir(j->out);
+    if (j->lock >= 0) remove_leftovers(j);
     j->staging = sp_temporary_name(j->out);
     j->bundle =
         j->staging && j->a->merge_base ? sp_path_join(j->staging, "sparda") : sp_strdup(j->staging);
     if (!j->staging || !j->bundle) return out_of_memory();
-    remove_leftovers(j);
-    SP_TRY(sp_mkdirs(j->bundle));
-    j->lock = lock_folder(j->staging); // without locks here, the worst is a leftover
-    return SP_OK;
+    return sp_mkdirs(j->bundle);
 }
 
 static void sync_folder(const char *dir) {
@@ -228,13 +276,18 @@ static void remove_stale(const job *j) {
 static sp_status put_in_place(job *j) {
     char *parent = sp_path_dir(j->out);
     sp_status st = parent ? SP_OK : out_of_memory();
-    // A folder that is there, perhaps somebody's working directory, takes the files one by one.
-    if (st == SP_OK && sp_path_is_dir(j->out)) {
+    // A folder that was there, perhaps somebody's working directory, takes the files one by one.
+    if (st == SP_OK && !j->fresh) {
         remove_stale(j);
         st = sp_move_tree(j->staging, j->out, SP_EXPORT_RECORD);
     } else if (st == SP_OK && rename(j->staging, j->out) != 0) {
-        st = sp_error(SP_ENVIRONMENT, "cannot rename %s to %s: %s", j->staging, j->out,
-                      strerror(errno));
+        st = errno == ENOTEMPTY || errno == EEXIST || errno == ENOTDIR
+                 ? sp_error(SP_BAD_INPUT,
+                            "another process has made %s during the export, which leaves it as it "
+                            "is; choose another --out",
+                            j->out)
+                 : sp_error(SP_ENVIRONMENT, "cannot rename %s to %s: %s", j->staging, j->out,
+                            strerror(errno));
     }
     if (st == SP_OK) sync_folder(parent);
     free(parent);
@@ -319,13 +372,17 @@ static sp_status validate(const job *j) {
 
 static void free_job(job *j) {
     if (j->staging) sp_remove_tree(j->staging);
-    if (j->lock >= 0) close(j->lock);
+    if (j->lock >= 0) {
+        unlink(j->lock_path);
+        close(j->lock);
+    }
     sp_model_desc_free(j->desc);
     sp_config_free(j->config);
     sp_forecast_free(&j->rounded);
     sp_train_state_free(&j->state);
     free(j->bundle);
     free(j->staging);
+    free(j->lock_path);
     free(j->out);
     free(j->base);
     free(j->checkpoint);

@@ -119,9 +119,10 @@ static char *write_export(export *x) {
     return dir;
 }
 
-// The outcomes of E1 to E5 as letters, e.g. "pppfp", and the reason of the first failure.
-static char outcomes[8], why[2048];
-static bool usable;
+// The outcomes of E1 to E5 as letters, e.g. "pppfp", the reason of the first failure, what helps,
+// and why checks were skipped, each as lines "E1: ...".
+static char outcomes[8], why[2048], advice[1024], skips[1024];
+static sp_export_state verdict;
 
 static void look_at_export(const char *path) {
     static const char *const ids[] = {"E1", "E2", "E3", "E4", "E5"};
@@ -130,8 +131,8 @@ static void look_at_export(const char *path) {
     sp_report r;
     assert_ok(sp_report_open(&r));
     assert_ok(sp_exported_open(path, d, &x));
-    assert_ok(sp_check_export(&r, d, base_hash, &x, &usable));
-    why[0] = 0;
+    assert_ok(sp_check_export(&r, d, base_hash, &x, &verdict));
+    why[0] = advice[0] = skips[0] = 0;
     for (int i = 0; i < 5; i++) outcomes[i] = "pwfs"[sp_report_outcome(&r, ids[i])];
     outcomes[5] = 0;
     size_t k;
@@ -140,6 +141,15 @@ static void look_at_export(const char *path) {
                        c) if (!why[0] &&
                               strcmp(json_string_value(json_object_get(c, "status")), "fail") == 0)
         snprintf(why, sizeof why, "%s", json_string_value(json_object_get(c, "reason")));
+    json_array_foreach(r.checks, k, c) {
+        const char *id = json_string_value(json_object_get(c, "id"));
+        const char *remedy = json_string_value(json_object_get(c, "remedy"));
+        const char *reason = json_string_value(json_object_get(c, "reason"));
+        size_t a = strlen(advice), s = strlen(skips);
+        if (remedy) snprintf(advice + a, sizeof advice - a, "%s: %s\n", id, remedy);
+        if (sp_report_outcome(&r, id) == SP_SKIP)
+            snprintf(skips + s, sizeof skips - s, "%s: %s\n", id, reason);
+    }
     sp_exported_close(&x);
     sp_report_close(&r);
 }
@@ -148,7 +158,7 @@ static void assert_export(export *x, const char *want, const char *reason) {
     char *dir = write_export(x);
     look_at_export(dir);
     if (strcmp(outcomes, want) != 0) fail_msg("E1..E5 are %s, not %s: %s", outcomes, want, why);
-    assert_true(usable == !strchr(want, 'f'));
+    assert_true((verdict == SP_EXPORT_USABLE) == !strchr(want, 'f'));
     if (reason && !strstr(why, reason)) fail_msg("the reason lacks \"%s\": %s", reason, why);
     free(dir);
 }
@@ -211,14 +221,36 @@ static void test_damaged_file(void **state) {
     assert_string_equal(outcomes, "fpppp");
     assert_ok(sp_write_file(path, data, n - 7)); // cut short: the other format still loads
     look_at_export(dir);
-    assert_int_equal(outcomes[0], 'f');
-    assert_int_equal(outcomes[1], 'f');
-    assert_false(usable);
+    assert_string_equal(outcomes, "fsppp");
+    assert_int_equal(verdict, SP_EXPORT_FAULTY);
+    assert_non_null(strstr(why, "forecast.safetensors is cut short"));
+    assert_string_equal(skips, "E2: forecast.safetensors is not looked at: see E1\n");
+    assert_string_equal(advice,
+                        "E1: get the file again from where it was exported; if it is damaged "
+                        "there too, export again\n");
     free(path);
     path = sp_path_join(dir, "forecast.pt");
     assert_ok(sp_write_file(path, "<!doctype html>", 15)); // now nothing does
     sp_exported e;
-    assert_fails(sp_exported_open(dir, test_tiny_base()->desc, &e), SP_BAD_INPUT, NULL);
+    assert_fails(sp_exported_open(dir, test_tiny_base()->desc, &e), SP_BAD_INPUT,
+                 "forecast.safetensors is cut short");
+    assert_non_null(strstr(sp_error_text(), "forecast.pt"));
+    x = good(); // a damaged one, and a sound one that does not fit
+    x.rename_from = second;
+    x.rename_to = "model.layers.9.self_attn.q_future_proj.weight";
+    x.no_record = true;
+    free(dir);
+    dir = write_export(&x);
+    free(path);
+    path = sp_path_join(dir, "forecast.pt");
+    assert_ok(sp_write_file(path, "<!doctype html>", 15));
+    look_at_export(dir);
+    assert_string_equal(outcomes, "ffssp");
+    free(path);
+    path = sp_path_join(dir, "sparda_config.json");
+    assert_ok(sp_write_file(path, "{\"base\": ", 9)); // the record
+    assert_fails(sp_exported_open(dir, test_tiny_base()->desc, &e), SP_BAD_INPUT,
+                 "the record of the export is damaged (get the file again");
     free(data);
     free(path);
     free(dir);
@@ -240,12 +272,40 @@ static void test_names_and_identity(void **state) {
     x.rename_to = "model.layers.9.self_attn.q_future_proj.weight";
     x.no_pt = true;
     assert_export(&x, "sfspp", "missing");
+    assert_string_equal(skips, "E1: forecast.safetensors is not compared: see E2\n"
+                               "E3: no file could be loaded: see E2\n");
+    assert_string_equal(advice, "E2: export again\n");
+    x = good();
+    x.rename_from = second;
+    x.rename_to = "model.layers.9.self_attn.q_future_proj.weight";
+    assert_export(&x, "sfppp", "missing"); // the other format loads
+    x = good();
+    x.rename_from = second;
+    x.rename_to = "model.layers.9.self_attn.q_future_proj.weight";
+    x.no_pt = x.no_record = true; // of another base model, or not an export
+    assert_export(&x, "sfssp", "missing");
+    assert_int_equal(verdict, SP_EXPORT_OTHER_BASE);
+    assert_string_equal(advice, "E2: give the base model that the Forecast was trained for with "
+                                "--base; if it is that one, export again\n");
     x = good();
     x.dtype = SP_ST_F16; // same size, other numbers
     assert_export(&x, "ffppp", NULL);
     x = good();
     x.base = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
-    assert_export(&x, "pfppp", "another base model");
+    assert_export(&x, "pfpsp", "another base model");
+    assert_int_equal(verdict, SP_EXPORT_OTHER_BASE);
+    assert_string_equal(skips, "E4: not compared with the base model: see E2\n");
+    static const char base_helps[] =
+        "E2: give the base model that the Forecast was trained for with --base\n";
+    assert_string_equal(advice, base_helps);
+    x = good();
+    x.base = "ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100";
+    x.topk = 10; // the other one's
+    x.rename_from = second;
+    x.rename_to = "model.layers.9.self_attn.q_future_proj.weight"; // it has more layers, too
+    assert_export(&x, "sfpsp", "another base model");
+    assert_null(strstr(why, "missing"));
+    assert_string_equal(advice, base_helps);
     x = good();
     x.no_last = x.no_pt = x.no_record = true; // never used: may be left out
     assert_export(&x, "spppp", NULL);
@@ -257,6 +317,13 @@ static void test_values(void **state) {
     sp_forecast_matrix(&x.safetensors, 2)[300] = NAN;
     x.no_pt = x.no_record = true;
     assert_export(&x, "spfpp", "row 1");
+    assert_non_null(strstr(advice, "E3: the training diverged"));
+    x = good();
+    sp_forecast_matrix(&x.safetensors, 2)[300] = NAN; // and it is not what was exported
+    assert_export(&x, "fpfpp", NULL);
+    assert_string_equal(advice,
+                        "E1: export again; if it stays, memory or disk of this host changes "
+                        "data\n");
     x = good();
     sp_forecast_matrix(&x.safetensors, 5)[0] = INFINITY;
     x.no_pt = x.no_record = true;
@@ -550,6 +617,7 @@ static void test_too_short_or_without_text(void **state) {
         assert_string_equal(reason, "not measured on corpus: no query has a choice of blocks at "
                                     "any of validate.lengths; 161 tokens are needed");
     }
+    assert_true(json_is_null(json_object_get(check_of(&x, "Q1"), "remedy"))); // the reason says it
     bool failed;
     assert_ok(sp_report_finish(&x.report, false, &failed));
     assert_string_equal(json_string_value(json_object_get(x.report.root, "status")),
@@ -697,20 +765,38 @@ static void test_what_cannot_be_measured(void **state) {
         int64_t tokens, given, positions, longest;
         const char *lack;
     } c[] = {
+        // Rows too short for any choice.
         {100, 0, 8192, 0,
-         "its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; "
-         "give longer rows"},
-        {200, 0, 8192, 0,
-         "its longest row has 200 tokens, 256 are needed for a query to have a choice of blocks; "
-         "give longer rows, or validate.lengths of 161 to 200"},
-        {200, 161, 8192, 161, NULL},
+         "its longest row has 100 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 256 tokens"},
+        {100, 1024, 8192, 0,
+         "its longest row has 100 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 1024 tokens"},
         {160, 161, 8192, 0,
-         "its longest row has 160 tokens, 161 are needed for a query to have a choice of blocks; "
-         "give longer rows"},
+         "its longest row has 160 tokens, and only from 161 tokens on a query has a choice of "
+         "blocks; give rows of at least 161 tokens"},
+        // Rows with a choice, but shorter than what is to be measured.
+        {200, 0, 8192, 0,
+         "its longest row has 200 tokens, and the shortest length that is chosen without "
+         "validate.lengths is 256; give longer rows, or validate.lengths of 161 to 200"},
+        {256, 1024, 8192, 0,
+         "its longest row has 256 tokens, and the shortest of validate.lengths with a choice of "
+         "blocks is 1024; give longer rows, or validate.lengths of 161 to 256"},
+        {161, 162, 8192, 0,
+         "its longest row has 161 tokens, and the shortest of validate.lengths with a choice of "
+         "blocks is 162; give longer rows, or validate.lengths of 161 to 161"},
+        {200, 161, 8192, 161, NULL},
+        // Lengths without a choice.
         {600, 160, 8192, 0,
          "no query has a choice of blocks at any of validate.lengths; 161 tokens are needed"},
         {256, 0, 256, 256, NULL}, // the shorter of 128 and 256 offers no choice
+        {256, 0, 200, 0,
+         "no query has a choice of blocks at any length that is chosen; 161 tokens are needed: set "
+         "validate.lengths"},
         {256, 0, 128, 0,
+         "no query has a choice of blocks within the base model's 128 positions; 161 tokens are "
+         "needed"},
+        {256, 100, 128, 0,
          "no query has a choice of blocks within the base model's 128 positions; 161 tokens are "
          "needed"},
     };

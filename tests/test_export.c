@@ -6,10 +6,12 @@
 #include "model/safetensors.h"
 #include "tests/support.h"
 
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -505,6 +507,34 @@ static void wrong_checkpoints(void **unused) {
     free(empty), free(out), free(pt), free(missing);
 }
 
+// One export to a place at a time. What a killed one has left, its lock and its hidden folder, is
+// in nobody's way and is removed; what another one is writing is not touched.
+static void one_at_a_time(void **unused) {
+    (void)unused;
+    char *out = in_tmp("busy"), *lock = in_tmp(".busy.lock"), *staging = in_tmp(".busy.tmp.1"),
+         *file = sp_path_join(staging, "forecast.pt"), *again = in_tmp("busy/new/.");
+    sp_export_args args = {.out_dir = out, .pt = true, .no_parity = true};
+    assert_ok(sp_mkdirs(staging));
+    assert_ok(sp_write_file(file, "half", 4));
+    int fd = open(lock, O_RDWR | O_CREAT, 0666);
+    assert_true(fd >= 0 && flock(fd, LOCK_EX) == 0);
+    assert_fails(sp_export(run_dir, &args), SP_BAD_INPUT, "another process is exporting to");
+    assert_non_null(strstr(sp_error_text(), out));
+    assert_false(has(out, ""));
+    assert_true(has(staging, "forecast.pt"));
+    assert_int_equal(access(lock, F_OK), 0);
+    close(fd);
+    assert_ok(sp_export(run_dir, &args));
+    assert_true(has(out, "forecast.pt"));
+    assert_fails(sp_export(run_dir, &args), SP_BAD_INPUT, "is not empty");
+    args.out_dir = again; // a folder that is there as soon as its parent is made
+    assert_ok(sp_export(run_dir, &args));
+    assert_true(has(out, "new/forecast.pt"));
+    assert_false(has(out, ".new.lock"));
+    expect_no_leftovers();
+    free(out), free(lock), free(staging), free(file), free(again);
+}
+
 // "test_export RUN_DIR" makes a run folder for the scripts that test the commands.
 int main(int argc, char **argv) {
     if (argc == 2) {
@@ -521,6 +551,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(merged),
         cmocka_unit_test(wrong_base),
         cmocka_unit_test(wrong_checkpoints),
+        cmocka_unit_test(one_at_a_time),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -116,6 +116,46 @@ cp "$work/a/forecast.pt" "$work/base"
 check 2 "$sparda" export "$work/run" --out "$work/x" --merge "$work/base"
 has err "an export lies in the base model's folder"
 
+# ---- several at the same time (mpirun starts a process per rank) ---------------------------------------
+# pair OUT ARG...: two exports to OUT; their exit statuses are $one and $two.
+pair() {
+    folder=$1
+    shift
+    one=0 two=0
+    "$sparda" export "$work/run" --out "$folder" --no-parity "$@" >"$work/out" 2>"$work/err.1" &
+    first=$!
+    "$sparda" export "$work/run" --out "$folder" --no-parity "$@" >"$work/out" 2>"$work/err.2" || two=$?
+    wait $first || one=$?
+    cat "$work/err.1" "$work/err.2" >"$work/err"
+}
+check 0 "$sparda" export "$work/run" --out "$work/alone" --no-parity
+for round in 1 2 3 4 5 6; do
+    case $round in [246]) mkdir "$work/pair-$round" ;; esac # new, or an empty folder
+    pair "$work/pair-$round"
+    case "$one $two" in '0 2' | '2 0') ;; *) complain "$one and $two of two exports at once" ;; esac
+    has err "another process is exporting to .*/pair-$round; wait\|pair-$round is not empty"
+    [ "$(grep -c '^exported' "$work/err")" = 1 ] || complain 'not exactly one has exported'
+    diff -r "$work/alone" "$work/pair-$round" >"$work/out" || complain 'two exports are mixed'
+    pair "$work/pair-$round" --force
+    case "$one $two" in '0 2' | '2 0') has err 'another process is exporting' ;; '0 0') ;;
+    *) complain "$one and $two of two exports at once" ;; esac
+    diff -r "$work/alone" "$work/pair-$round" >"$work/out" || complain 'two exports are mixed'
+done
+# Somebody else makes the folder during the export: it is theirs.
+"$sparda" export "$work/run" --out "$work/theirs" >"$work/out" 2>"$work/err" &
+first=$!
+until [ -e "$work/theirs" ] || ls -d "$work"/.theirs.tmp.* >"$work/ls" 2>&1; do :; done
+if mkdir "$work/theirs" 2>"$work/ls" && echo mine >"$work/theirs/notes.txt"; then
+    got=0
+    wait $first || got=$?
+    [ "$got" = 2 ] || complain "$got from an export to a folder that was made meanwhile"
+    has err 'another process has made .*/theirs during the export'
+    [ "$(ls -A "$work/theirs")" = notes.txt ] || complain 'an export changed a folder of somebody else'
+else
+    wait $first || complain 'an export failed'
+fi
+[ -z "$(find "$work" -name '.*.tmp.*' -o -name '.*.lock')" ] || complain 'temporary files are left'
+
 # ---- a disk that is full, a checkpoint that is damaged ------------------------------------------------
 check 3 sh -c "ulimit -f 20; trap '' XFSZ; exec '$sparda' export '$work/run' --out '$work/full' --no-parity"
 has err 'forecast.safetensors'

@@ -418,6 +418,20 @@ static void test_remedies(void **state) {
             else
                 assert_true(json_is_null(remedy));
             sp_report_close(&r);
+            assert_ok(sp_report_open(&r)); // that of the cause instead, or none
+            c.remedy = "another";
+            assert_ok(sp_report_add(&r, &c));
+            remedy = json_object_get(json_array_get(r.checks, 0), "remedy");
+            if (missed)
+                assert_string_equal(json_string_value(remedy), "another");
+            else
+                assert_true(json_is_null(remedy));
+            sp_report_close(&r);
+            assert_ok(sp_report_open(&r));
+            c.remedy = "";
+            assert_ok(sp_report_add(&r, &c));
+            assert_true(json_is_null(json_object_get(json_array_get(r.checks, 0), "remedy")));
+            sp_report_close(&r);
         }
     }
 }

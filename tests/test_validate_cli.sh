@@ -74,12 +74,20 @@ run 1 'failed E1: forecast.safetensors: model.layers.2' --base "$base" --forecas
 [ -s "$dir/r1/validation_report.json" ] || fail "no report after a failed check"
 grep -q '"status": "fail"' "$dir/r1/validation_report.json" || fail "the report does not say fail"
 
-# ---- rows too short for a choice: wrong input, with the remedy, before the export is looked at ----
+# ---- rows too short: wrong input, with the remedy, before the export is looked at ----
 "$sparda" data synth --out "$dir/short" --rows 3 --seq-len 100 >/dev/null 2>&1
-for lengths in '[]' '[256]' '[256, 512]'; do
-    run 2 "error: --data $dir/short cannot be measured: its longest row has 100 tokens, 256 are needed for a query to have a choice of blocks; give longer rows; without --data the synthetic corpus is used" \
-        --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/short" --set "validate.lengths=$lengths"
-done
+"$sparda" data synth --out "$dir/medium" --rows 3 --seq-len 200 >/dev/null 2>&1
+# unmeasured ROWS LENGTHS TEXT
+unmeasured() {
+    run 2 "error: --data $dir/$1 cannot be measured: its longest row has $3; without --data the synthetic corpus is used" \
+        --base "$base" --forecast "$dir/none" --report "$dir/r2" --data "$dir/$1" --set "validate.lengths=$2"
+}
+choice='100 tokens, and only from 161 tokens on a query has a choice of blocks; give rows of at least'
+unmeasured short '[]' "$choice 256 tokens"
+unmeasured short '[256, 512]' "$choice 256 tokens"
+unmeasured short '[1024]' "$choice 1024 tokens"
+unmeasured medium '[1024]' '200 tokens, and the shortest of validate.lengths with a choice of blocks is 1024; give longer rows, or validate.lengths of 161 to 200'
+unmeasured medium '[]' '200 tokens, and the shortest length that is chosen without validate.lengths is 256; give longer rows, or validate.lengths of 161 to 200'
 no_report "$dir/r2"
 "$sparda" data synth --out "$dir/some" --rows 3 --seq-len 300 >/dev/null 2>&1
 run 2 'warning: .*/some has no row of 512 tokens: recall, logits and loss are measured at 256 at most' \
@@ -98,6 +106,37 @@ no_report "$dir/r1"
 # ---- another base model ----
 printf '{"base":{"weights_sha256":"%s"}}\n' $hash > "$dir/export/sparda_config.json"
 run 1 'another base model' --base "$base" --forecast "$dir/export" --report "$dir/r1" $quick
+
+# ---- one cause is told once, with one remedy ----
+"$(dirname "$sparda")/tests/test_export" "$dir/run" > /dev/null || fail "no run folder"
+"$sparda" export "$dir/run" --out "$dir/whole" --no-parity 2> /dev/null || fail "no export"
+# one_cause CHECK TEXT REMEDY
+one_cause() {
+    [ "$(grep -c '^  failed' "$dir/err")" = 1 ] && [ "$(grep -c 'what helps' "$dir/err")" = 1 ] &&
+        grep -q "failed $1: .*$2" "$dir/err" && grep -q "what helps, $1: $3" "$dir/err" ||
+        fail "not one cause, $1, with one remedy:
+$(cat "$dir/err")"
+}
+# Constants that differ because the base is another one are no fault of the export.
+run 1 'FAILED' --base "$here/../data/tiny-nosa" --forecast "$dir/whole" --report "$dir/r1" $quick
+one_cause E2 'made for another base model' 'give the base model'
+for file in forecast.safetensors forecast.pt; do
+    rm -rf "$dir/cut"
+    cp -r "$dir/whole" "$dir/cut"
+    truncate -s -999 "$dir/cut/$file"
+    run 1 'FAILED' --base "$base" --forecast "$dir/cut" --report "$dir/r1" $quick
+    one_cause E1 "$file" 'get the file again from where it was exported; if it is damaged there too'
+    grep -q "\"$file is not looked at: see E1\"" "$dir/r1/validation_report.json" ||
+        fail "E2 does not say why it was not made"
+done
+truncate -s 1000 "$dir/cut/forecast.safetensors"
+run 2 'no file of the export .*/cut can be read' --base "$base" --forecast "$dir/cut" \
+    --report "$dir/r1" $quick
+grep -q 'forecast.safetensors' "$dir/err" && grep -q 'forecast.pt' "$dir/err" ||
+    fail "only the first damaged file is named"
+truncate -s -9 "$dir/whole/sparda_config.json"
+run 2 'the record of the export is damaged (get the file again' --base "$base" \
+    --forecast "$dir/whole" --report "$dir/r1" $quick
 
 # ---- a good one ----
 run 0 'trained Forecast' --base "$base" --forecast "$forecast" --report "$dir/good" $quick

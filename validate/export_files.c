@@ -3,6 +3,9 @@
 //
 // The tensors are judged by value: two formats hold the same matrix if it has the same bits in
 // bfloat16, which is what every consumer loads.
+//
+// A cause fails one check. A damaged file is E1's, wrong contents of a sound file are E2's, and so
+// is another base model, with which nothing else is compared then.
 #include "checkpoints/checkpoints.h"
 #include "checkpoints/pt.h"
 #include "common/json.h"
@@ -77,7 +80,11 @@ static sp_status load_record(const char *dir, sp_exported *x) {
     x->record_path = sp_path_join(dir, record_file);
     if (!x->record_path) return sp_error(SP_ENVIRONMENT, "out of memory");
     if (!sp_path_is_file(x->record_path)) return SP_OK;
-    return sp_json_load(x->record_path, 64 << 20, &x->record);
+    sp_status st = sp_json_load(x->record_path, 64 << 20, &x->record);
+    if (st == SP_BAD_INPUT)
+        sp_error_prefix("the record of the export is damaged (get the file again; if it is damaged "
+                        "there too, export again)");
+    return st;
 }
 
 // The folder's export, also of a merged model (its sub-folder sparda/).
@@ -110,6 +117,14 @@ done:
     return st;
 }
 
+// Why nothing can be read, of every file.
+static sp_status unreadable(const char *path, const sp_exported *x) {
+    if (x->n_files == 1) return sp_error(SP_BAD_INPUT, "%s", x->file[0].problem);
+    sp_problems p = {0};
+    for (int64_t i = 0; i < x->n_files; i++) sp_problems_add(&p, "%s", x->file[i].problem);
+    return sp_problems_end(&p, SP_BAD_INPUT, "no file of the export %s can be read", path);
+}
+
 sp_status sp_exported_open(const char *path, const sp_model_desc *d, sp_exported *x) {
     *x = (sp_exported){0};
     sp_status st = SP_OK;
@@ -129,7 +144,7 @@ sp_status sp_exported_open(const char *path, const sp_model_desc *d, sp_exported
         readable |= x->file[i].loaded || x->file[i].container;
         if (x->file[i].loaded) x->forecast = &x->file[i].forecast;
     }
-    if (!readable) st = sp_error(SP_BAD_INPUT, "%s", x->file[0].problem);
+    if (!readable) st = unreadable(path, x);
 done:
     if (st != SP_OK) sp_exported_close(x);
     return st;
@@ -244,20 +259,38 @@ static int64_t differing_bytes(const float *a, const float *b, int64_t n) {
     return bytes;
 }
 
+static const char export_again[] = "export again";
+static const char get_again[] = "get the file again from where it was exported; if it is damaged "
+                                "there too, export again";
+
+// The first file that is damaged, or else is sound but could not be loaded; NULL if there is none.
+static const sp_exported_file *not_loaded(const sp_exported *x, bool damaged) {
+    for (int64_t i = 0; i < x->n_files; i++)
+        if (!x->file[i].loaded && x->file[i].container != damaged) return &x->file[i];
+    return NULL;
+}
+
+// The base model's hash in the record, NULL if there is none.
+static const char *recorded_base(const sp_exported *x) {
+    json_t *base = json_object_get(x->record, "base");
+    return json_string_value(json_object_get(base, "weights_sha256"));
+}
+
 // E1: all formats against the first, and that against the recorded hashes.
 static sp_status check_formats(sp_report *r, const sp_exported *x) {
-    const sp_forecast *f = x->forecast;
-    int64_t size = f->rows * f->cols;
+    const sp_forecast *f = x->forecast; // NULL only if no file is loaded
+    int64_t size = f ? f->rows * f->cols : 0;
     sp_problems p = {0};
     sp_check c = sp_check_blank("E1");
     c.value = 0;
     c.threshold = 0;
     c.n = 0;
     int64_t formats = 0, hashes = 0;
+    if (not_loaded(x, true)) c.remedy = get_again;
     for (int64_t i = 0; i < x->n_files; i++) {
         const sp_exported_file *file = &x->file[i];
         if (!file->loaded) {
-            sp_problems_add(&p, "%s: %s", file->name, file->problem);
+            if (!file->container) sp_problems_add(&p, "%s: %s", file->name, file->problem);
             continue;
         }
         formats++;
@@ -266,6 +299,7 @@ static sp_status check_formats(sp_report *r, const sp_exported *x) {
             sp_forecast_name(l, name);
             const float *w = sp_forecast_matrix(&file->forecast, l);
             int64_t bytes = differing_bytes(sp_forecast_matrix(f, l), w, size);
+            if (bytes) c.remedy = NULL;
             if (bytes)
                 sp_problems_add(&p, "%s: %s differs in %lld bytes from %s", file->name, name,
                                 (long long)bytes, x->file[0].name);
@@ -283,6 +317,7 @@ static sp_status check_formats(sp_report *r, const sp_exported *x) {
             }
             hashes++;
             if (strcmp(hex, want) != 0) {
+                c.remedy = NULL;
                 sp_problems_add(&p, "%s: %s is not the tensor that %s records", file->name, name,
                                 record_file);
                 if (!bytes) c.value += 1;
@@ -298,6 +333,13 @@ static sp_status check_formats(sp_report *r, const sp_exported *x) {
     if (!hashes && formats < 2)
         note = "one format and no sparda_config.json with tensor hashes: nothing to compare with";
     if (!p.count && !hashes && formats < 2) c.outcome = SP_SKIP;
+    char told[96];
+    const sp_exported_file *wrong = not_loaded(x, false);
+    if (wrong) {
+        snprintf(told, sizeof told, "%s is not compared: see E2", wrong->name);
+        note = told;
+        c.outcome = SP_SKIP;
+    }
     return add_problems(r, &c, &p, note);
 }
 
@@ -323,17 +365,29 @@ static sp_status judge_names(const sp_exported_file *f, int64_t layers, sp_probl
     return SP_OK;
 }
 
-// E2 with the identity of the base model.
+// E2 with the identity of the base model. *other: the export is made for another one, as its record
+// says, or may be, as nothing of it fits.
 static sp_status check_names(sp_report *r, const sp_model_desc *d, const char *weights_sha256,
-                             const sp_exported *x) {
+                             const sp_exported *x, bool *other) {
+    const char *recorded = recorded_base(x);
+    const sp_exported_file *damaged = not_loaded(x, true);
+    char note[96] = "";
     sp_problems p = {0};
     sp_check c = sp_check_blank("E2");
     c.threshold = 0;
     c.n = 0;
-    for (int64_t i = 0; i < x->n_files; i++) {
+    *other = recorded && strcmp(recorded, weights_sha256) != 0;
+    if (*other) // names and shapes that this base does not expect would follow from that
+        sp_problems_add(&p,
+                        "made for another base model: its weights have SHA-256 %.16s..., those "
+                        "of %s %.16s...",
+                        recorded, d->dir, weights_sha256);
+    else
+        c.remedy = export_again;
+    for (int64_t i = 0; i < x->n_files && !*other; i++) {
         const sp_exported_file *f = &x->file[i];
         if (!f->loaded) {
-            sp_problems_add(&p, "%s: %s", f->name, f->problem);
+            if (f->container) sp_problems_add(&p, "%s: %s", f->name, f->problem);
         } else if (strcmp(f->format, "safetensors") == 0) {
             sp_status st = judge_names(f, d->layers, &p, &c.n);
             if (st != SP_OK) {
@@ -344,25 +398,29 @@ static sp_status check_names(sp_report *r, const sp_model_desc *d, const char *w
             c.n += d->layers + 1;
         }
     }
-    json_t *base = json_object_get(x->record, "base");
-    const char *recorded = json_string_value(json_object_get(base, "weights_sha256"));
-    if (recorded && strcmp(recorded, weights_sha256) != 0)
-        sp_problems_add(&p,
-                        "made for another base model: its weights have SHA-256 %.16s..., those "
-                        "of %s %.16s...; give the folder it was trained on with --base",
-                        recorded, d->dir, weights_sha256);
+    if (!recorded && !x->forecast && not_loaded(x, false)) {
+        *other = true;
+        c.remedy = "give the base model that the Forecast was trained for with --base; if it is "
+                   "that one, export again";
+    }
     c.value = (double)p.count;
-    return add_problems(r, &c, &p,
-                        recorded ? NULL
-                                 : "no record of the base model's hash: names, shapes and types "
-                                   "only");
+    if (damaged) {
+        snprintf(note, sizeof note, "%s is not looked at: see E1", damaged->name);
+        c.outcome = SP_SKIP;
+    } else if (!recorded) {
+        snprintf(note, sizeof note,
+                 "no record of the base model's hash: names, shapes and types only");
+    }
+    return add_problems(r, &c, &p, *note ? note : NULL);
 }
 
-// E3: also the flag of the last layer's projection, which nothing uses.
+// E3: also the flag of the last layer's projection, which nothing uses. After E1: values that are
+// not the exported ones say nothing of the training.
 static sp_status check_values(sp_report *r, const sp_exported *x) {
     const sp_forecast *f = x->forecast;
     sp_problems p = {0};
     sp_check c = sp_check_blank("E3");
+    if (sp_report_outcome(r, "E1") == SP_FAIL) c.remedy = "";
     c.threshold = 0;
     c.value = 0;
     c.n = (f->layers + 1) * f->rows * f->cols;
@@ -426,6 +484,8 @@ static sp_status check_topk(sp_report *r, const sp_model_desc *d, const sp_expor
     int64_t shortlist = sp_model_shortlist(d, true).topk;
     sp_problems p = {0};
     sp_check c = sp_check_blank("E4");
+    const sp_exported_file *unread = not_loaded(x, true);
+    if (!unread) unread = not_loaded(x, false);
     c.threshold = 0;
     if (shortlist <= forced)
         sp_problems_add(&p,
@@ -446,10 +506,15 @@ static sp_status check_topk(sp_report *r, const sp_model_desc *d, const sp_expor
     }
     c.n = compared;
     c.value = (double)p.count;
-    return add_problems(r, &c, &p,
-                        compared ? NULL
-                                 : "the export records no constants: the base model's own "
-                                   "only");
+    char note[96] = "";
+    if (!compared && unread) {
+        snprintf(note, sizeof note, "the constants of %s could not be read: see %s", unread->name,
+                 unread->container ? "E2" : "E1");
+        c.outcome = SP_SKIP;
+    } else if (!compared) {
+        snprintf(note, sizeof note, "the export records no constants: the base model's own only");
+    }
+    return add_problems(r, &c, &p, *note ? note : NULL);
 }
 
 static sp_status check_hashes(sp_report *r, const sp_exported *x) {
@@ -461,20 +526,18 @@ static sp_status check_hashes(sp_report *r, const sp_exported *x) {
 }
 
 sp_status sp_check_export(sp_report *r, const sp_model_desc *d, const char *weights_sha256,
-                          const sp_exported *x, bool *usable) {
+                          const sp_exported *x, sp_export_state *state) {
     static const char *const hard[] = {"E1", "E2", "E3", "E4"};
-    *usable = x->forecast != NULL;
+    bool usable = x->forecast != NULL, other = false;
     SP_TRY(write_section(r, x));
-    if (x->forecast) {
-        SP_TRY(check_formats(r, x));
-        SP_TRY(check_values(r, x));
-    } else {
-        SP_TRY(sp_report_skip(r, "E1", "no file could be loaded: see E2"));
-        SP_TRY(sp_report_skip(r, "E3", "no file could be loaded: see E2"));
-    }
-    SP_TRY(check_names(r, d, weights_sha256, x));
-    SP_TRY(check_topk(r, d, x));
+    SP_TRY(check_formats(r, x));
+    SP_TRY(x->forecast ? check_values(r, x)
+                       : sp_report_skip(r, "E3", "no file could be loaded: see E2"));
+    SP_TRY(check_names(r, d, weights_sha256, x, &other));
+    SP_TRY(other ? sp_report_skip(r, "E4", "not compared with the base model: see E2")
+                 : check_topk(r, d, x));
     SP_TRY(check_hashes(r, x));
-    for (int i = 0; i < 4; i++) *usable &= sp_report_outcome(r, hard[i]) != SP_FAIL;
+    for (int i = 0; i < 4; i++) usable &= sp_report_outcome(r, hard[i]) != SP_FAIL;
+    *state = other ? SP_EXPORT_OTHER_BASE : usable ? SP_EXPORT_USABLE : SP_EXPORT_FAULTY;
     return SP_OK;
 }

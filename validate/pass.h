@@ -113,15 +113,21 @@ typedef struct sp_exported {
     const sp_forecast *forecast; // of the first file that loaded, NULL if none did
 } sp_exported;
 // Finds and loads what `path`, a file or a folder, holds for the base model `d`. A file that is
-// there but does not hold this model's Forecast is no error here: it fails E1 or E2. SP_BAD_INPUT
-// if there is no file, or none that can be read at all.
+// there but does not hold this model's Forecast is no error here: it fails E1 (a damaged file) or
+// E2 (a sound one). SP_BAD_INPUT if there is no file, or none that can be read at all.
 sp_status sp_exported_open(const char *path, const sp_model_desc *d, sp_exported *out);
 void sp_exported_close(sp_exported *x);
 
-// E1 to E5 and the section `export`. `weights_sha256` is the base model's. *usable: the weights
-// belong to the base and are finite, so that running them means something.
+// What the checks of the files mean for those that run the weights.
+typedef enum sp_export_state {
+    SP_EXPORT_USABLE,     // the weights belong to the base and are finite
+    SP_EXPORT_FAULTY,     // they are not to be run
+    SP_EXPORT_OTHER_BASE, // nor does anything about this base concern them
+} sp_export_state;
+// E1 to E5 and the section `export`. `weights_sha256` is the base model's. Each cause fails one
+// check; those that cannot be made because of it are skipped and name that check.
 sp_status sp_check_export(sp_report *r, const sp_model_desc *d, const char *weights_sha256,
-                          const sp_exported *x, bool *usable);
+                          const sp_exported *x, sp_export_state *state);
 
 sp_status sp_check_paths(sp_pass *p); // P1, P5, P6 (paths.c); P7 by sp_check_lookahead
 // P2 to P4, T, M (serving.c); on the CPU nothing: those checks are then skipped. Before the above.

@@ -647,6 +647,7 @@ static sp_status say_unmeasured(sp_pass *p, char *why) {
     sp_check c = sp_check_blank(text_checks[0]);
     c.outcome = SP_WARN;
     c.reason = reason;
+    c.remedy = ""; // not that of low recall: the reason says what helps
     sp_status st =
         reason ? sp_report_add(p->report, &c) : sp_error(SP_ENVIRONMENT, "out of memory");
     for (int i = 1; i < N_TEXT_CHECKS && st == SP_OK; i++)

@@ -22,12 +22,14 @@ static const char idle[] = "repeat it while nothing else uses this GPU, its link
 static const sp_check_info table[] = {
     {"E1", SP_HARD, "Every written format holds the same tensors", "bytes", "<=", NULL, again},
     {"E2", SP_HARD, "Names, shapes, types; made for this base model", "problems", "<=", NULL,
-     "name the base model and the recipe that the Forecast was trained for"},
+     "give the base model that the Forecast was trained for with --base"},
     {"E3", SP_HARD, "No NaN or infinity, no all-zero row", "values", "<=", NULL,
      "the training diverged: see train/grad_norm in metrics.jsonl, and export an earlier "
      "checkpoint"},
     {"E4", SP_HARD, "Blocks per query agree in both top-k conventions", "problems", "<=", NULL,
-     "set topk, which counts forced blocks too, as config.json of the base does, and export again"},
+     "give the sparse_config that the Forecast was trained with (config.json of the base, or --set "
+     "sparse_config.*); if it is given, set topk as config.json of the base does, and export "
+     "again"},
     {"E5", SP_NOTE, "SHA-256 of files and tensors recorded", "files", ">=", NULL, NULL},
     {"P1", SP_HARD, "Selection equals a scalar reference", "rows", "<=", NULL, fault},
     {"P2", SP_HARD, "Offload off and on: same logits", "bits", "<=", no_gpu, fault},
@@ -194,14 +196,16 @@ sp_status sp_report_add(sp_report *r, const sp_check *c) {
     const sp_check_info *info = &table[i];
     char group[2] = {c->id[0], 0};
     bool missed = c->outcome == SP_WARN || c->outcome == SP_FAIL;
+    const char *remedy = c->remedy ? c->remedy : info->remedy;
     json_t *o = json_pack(
         "{s:s, s:s, s:s, s:s, s:s, s:o, s:s?, s:o, s:s, s:o, s:s, s:o, s:o, s:[o,o]}", "id", c->id,
         "group", group, "severity", severity_text(c->outcome == SP_WARN ? SP_SOFT : info->severity),
         "title", info->title, "status", outcome_text(c->outcome), "reason",
-        sp_json_text(c->reason ? c->reason : ""), "remedy", missed ? info->remedy : NULL, "value",
-        sp_json_number(c->value), "unit", c->unit ? c->unit : info->unit, "threshold",
-        sp_json_number(c->threshold), "op", info->op, "noise_floor", sp_json_number(c->noise_floor),
-        "n", c->n < 0 ? json_null() : json_integer(c->n), "ci95", sp_json_number(c->ci95[0]),
+        sp_json_text(c->reason ? c->reason : ""), "remedy",
+        missed && remedy && *remedy ? remedy : NULL, "value", sp_json_number(c->value), "unit",
+        c->unit ? c->unit : info->unit, "threshold", sp_json_number(c->threshold), "op", info->op,
+        "noise_floor", sp_json_number(c->noise_floor), "n",
+        c->n < 0 ? json_null() : json_integer(c->n), "ci95", sp_json_number(c->ci95[0]),
         sp_json_number(c->ci95[1]));
     if (o && c->detail) json_object_set_new(o, "detail", c->detail);
     if (!o || json_array_append_new(r->checks, o) != 0)

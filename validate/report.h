@@ -37,6 +37,9 @@ typedef struct sp_check {
     double ci95[2];
     json_t *detail;   // extra numbers, owned by the report from now on; may be NULL
     const char *unit; // of value and threshold; NULL: as in the table
+    // What helps with the cause at hand; NULL: as in the table; "": nothing of its own, since the
+    // reason says it or another check has the cause.
+    const char *remedy;
 } sp_check;
 sp_check sp_check_blank(const char *id); // all absent, outcome pass
 

@@ -231,30 +231,39 @@ static int64_t shortest(const sp_pass *p) {
     return T;
 }
 
+// Rows that are too short for any choice, rows that are only shorter than the length to measure, or
+// lengths at which there is no choice, whatever the rows.
 static sp_status describe_lack(const sp_pass *p, char **why) {
     const sp_selection *s = &p->selection;
-    long long need = shortest(p);
+    bool given = p->args->config->validate.lengths.n > 0;
+    long long need = shortest(p), positions = p->desc->max_positions;
     long long choice = s->block * (p->chosen + s->init_blocks + s->local_blocks + 1) + 1;
     if (need > 0) {
         sp_dataset_info info;
         SP_TRY(sp_dataset_describe(p->text.dataset, &info));
         long long longest = info.max_length;
         sp_dataset_info_free(&info);
-        char shorter[96] = "";
-        if (longest >= choice)
-            snprintf(shorter, sizeof shorter, ", or validate.lengths of %lld to %lld", choice,
-                     longest);
-        *why = sp_format("its longest row has %lld tokens, %lld are needed for a query to have a "
-                         "choice of blocks; give longer rows%s",
-                         longest, need, shorter);
-    } else if (p->args->config->validate.lengths.n > 0) {
-        *why = sp_format("no query has a choice of blocks at any of validate.lengths; %lld tokens "
-                         "are needed",
-                         choice);
-    } else {
+        if (longest < choice)
+            *why =
+                sp_format("its longest row has %lld tokens, and only from %lld tokens on a query "
+                          "has a choice of blocks; give rows of at least %lld tokens",
+                          longest, choice, need);
+        else
+            *why =
+                sp_format("its longest row has %lld tokens, and %s is %lld; give longer rows, or "
+                          "validate.lengths of %lld to %lld",
+                          longest,
+                          given ? "the shortest of validate.lengths with a choice of blocks"
+                                : "the shortest length that is chosen without validate.lengths",
+                          need, choice, longest);
+    } else if (choice > positions) {
         *why = sp_format("no query has a choice of blocks within the base model's %lld positions; "
                          "%lld tokens are needed",
-                         (long long)p->desc->max_positions, choice);
+                         positions, choice);
+    } else {
+        *why = sp_format("no query has a choice of blocks at any %s; %lld tokens are needed%s",
+                         given ? "of validate.lengths" : "length that is chosen", choice,
+                         given ? "" : ": set validate.lengths");
     }
     return *why ? SP_OK : sp_error(SP_ENVIRONMENT, "out of memory");
 }

@@ -157,8 +157,7 @@ done:
 }
 
 // P and Q of an export that cannot be trusted would only repeat that.
-static sp_status skip_measurements(sp_pass *p) {
-    static const char why[] = "not run: the export failed a hard check of group E";
+static sp_status skip_measurements(sp_pass *p, const char *why) {
     static const char *const paths[] = {"P1", "P5", "P6"};
     for (int i = 0; i < 3; i++) SP_TRY(sp_report_skip(p->report, paths[i], why));
     SP_TRY(sp_skip_quality(p, why));
@@ -166,11 +165,18 @@ static sp_status skip_measurements(sp_pass *p) {
 }
 
 static sp_status check_all(sp_pass *p, const sp_exported *x) {
-    bool usable;
-    SP_TRY(sp_check_export(p->report, p->desc, p->model->weights_sha256, x, &usable));
-    SP_TRY(sp_check_lookahead(p));
+    static const char other[] = "not run: the export does not fit the base model (E2)";
+    sp_export_state state;
+    SP_TRY(sp_check_export(p->report, p->desc, p->model->weights_sha256, x, &state));
     write_setting(p);
-    return usable ? run_measurements(p, x) : skip_measurements(p);
+    if (state == SP_EXPORT_OTHER_BASE) {
+        SP_TRY(sp_report_skip(p->report, "P7", other));
+        return skip_measurements(p, other);
+    }
+    SP_TRY(sp_check_lookahead(p));
+    if (state == SP_EXPORT_FAULTY)
+        return skip_measurements(p, "not run: the export failed a hard check of group E");
+    return run_measurements(p, x);
 }
 
 static void print_lines(char *text) {
