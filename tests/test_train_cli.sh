@@ -326,6 +326,7 @@ kl() {
 "$sparda" data synth --out "$work/old" --rows 8 --seq-len 64 --seed 1 2>"$work/err" || complain "no data"
 cp -r "$root/data/tiny-base" "$work/old-base"
 check 0 train moved --set "data=[$work/old]" --set "base=$work/old-base" --set steps=1
+has err 'no row of the data has more than 64 tokens, which leaves no query a choice'
 mv "$work/old" "$work/new"
 mv "$work/old-base" "$work/new-base"
 check 0 train moved --set "data=[$work/new]" --set "base=$work/new-base" --set steps=2 --resume
@@ -399,6 +400,7 @@ has err 'the training data has changed'
 check 0 train few-tokens --set "data=[$work/few]" --set seq_len=64 --set steps=1
 has err 'seq_len 64 leaves no query a choice of blocks.*more than 64 tokens'
 check 0 train few-rows --set "data=[$work/few]" --set seq_len=128 --set steps=1
+has err 'no row of the data has more than 64 tokens'
 has err 'step 1: the loss is 0 and nothing was learned: in rows of up to 64 tokens'
 
 # ---- the reference is of no run

@@ -36,6 +36,18 @@ static void model(const sp_trainer *t) {
             (long long)d->hidden);
 }
 
+// seq_len may be long enough and no row as long.
+static void warn_of_short_rows(const sp_trainer *t) {
+    sp_dataset_info info;
+    if (sp_dataset_describe(t->data, &info) != SP_OK) return;
+    int64_t longest = info.max_length, forced = sp_forced_tokens(t->desc);
+    sp_dataset_info_free(&info);
+    if (longest <= forced && t->config->seq_len.value > forced)
+        sp_warn("no row of the data has more than %lld tokens, which leaves no query a choice of "
+                "blocks, so nothing can be learned; more than %lld tokens are needed",
+                (long long)longest, (long long)forced);
+}
+
 static void data(const sp_trainer *t) {
     const sp_config *c = t->config;
     sp_info("data        %s order, seed %lld",
@@ -44,14 +56,16 @@ static void data(const sp_trainer *t) {
         sp_info("  %6.2f%%  %10lld rows  %s", 100 * sp_dataset_proportion(t->data, i),
                 (long long)sp_dataset_rows(t->data, i), sp_dataset_entry_path(t->data, i));
     sp_sampler_counts n;
-    if (sp_dataset_packed(t->data) && c->short_rows == SP_SHORT_KEEP)
+    if (sp_dataset_packed(t->data) && c->short_rows == SP_SHORT_KEEP) {
         sp_info("  row lengths are not counted: that would unpack every compressed shard");
-    else if (t->ranks->rank == 0 && sp_sampler_count(t->sampler, &n) == SP_OK)
+    } else if (t->ranks->rank == 0 && sp_sampler_count(t->sampler, &n) == SP_OK) {
         sp_info("  %lld rows give %lld samples a pass: %lld cut to %lld tokens, %lld shorter and "
                 "used, %lld shorter and dropped, %lld packs",
                 (long long)n.rows, (long long)n.samples, (long long)n.cut,
                 (long long)c->seq_len.value, (long long)n.short_kept, (long long)n.short_dropped,
                 (long long)n.packs);
+        if (c->short_rows == SP_SHORT_KEEP) warn_of_short_rows(t);
+    }
     if (t->eval_data) {
         int64_t rows = 0;
         for (int64_t i = 0; i < sp_dataset_entries(t->eval_data); i++)
