@@ -189,7 +189,8 @@ sp_status sp_compress_keys(sp_tensor k, sp_grid g, int64_t j0, sp_tensor out);
 // Importance of deployed windows for R queries at positions i0.. (4.1, 4.3): per query head a
 // softmax of q.c/sqrt(d) over the visible rows of the compressed keys c (grid `fine`), summed over
 // the G heads of the group, then aligned from `fine` onto `deployed` (n_d windows).
-// c [n_t, Hkv*d]; out F32 [R, Hkv*n_d], column h*n_d + a. Rows that see nothing are 0.
+// c [n_t, Hkv*d]; out F32 [R, Hkv*n_d], column h*n_d + a. Rows that see nothing are 0. Rows of q
+// and c begin at multiples of 16 bytes.
 // fine equal to deployed: no alignment; that is the original selector (with SP_SEES_COMPLETE) and
 // the native grid of training. fine.stride must divide deployed.stride.
 typedef struct sp_importance_args {

@@ -480,6 +480,28 @@ static void tokens_that_come_later(void **state) {
     }
 }
 
+// Views whose rows begin at odd places: attention takes a slower kernel, importance refuses them.
+static void views_at_odd_places(void **state) {
+    (void)state;
+    const sp_heads h = {8, 2, 64};
+    enum { R = 200, Q = 512, KV = 128 };
+    pair all = random_pair(SP_BF16, R, 3 + Q + 2 * KV, 1), out = make(SP_BF16, R, Q);
+    sp_tensor side[2] = {all.on_cpu, all.on_gpu}, q[2], k[2], v[2];
+    for (int i = 0; i < 2; i++) {
+        q[i] = sp_tensor_cols(side[i], 3, Q);
+        k[i] = sp_tensor_cols(side[i], 3 + Q, KV);
+        v[i] = sp_tensor_cols(side[i], 3 + Q + KV, KV);
+    }
+    assert_ok(sp_dense_attention(h, q[0], 0, k[0], v[0], SP_NO_TENSOR, out.on_cpu));
+    assert_ok(sp_dense_attention(h, q[1], 0, k[1], v[1], SP_NO_TENSOR, out.on_gpu));
+    compare(out, "dense_attention, odd places", 6e-3);
+    const sp_importance_args a = {h, {2, 1}, {32, 16}, 11, SP_ALIGN_MAX, SP_SEES_START};
+    pair imp = make(SP_F32, R, 2 * 11);
+    assert_fails(sp_importance(&a, q[1], 0, sp_tensor_rows(k[1], 0, R - 1), imp.on_gpu),
+                 SP_ENVIRONMENT, "multiples of 16 bytes");
+    drop(&all), drop(&out), drop(&imp);
+}
+
 // More shapes than plans are kept, used again in two orders.
 static void products_of_many_shapes(void **state) {
     (void)state;
@@ -554,6 +576,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(remainder_too_small_to_divide_by),
         cmocka_unit_test(loss_without_windows),
         cmocka_unit_test(tokens_that_come_later),
+        cmocka_unit_test(views_at_odd_places),
         cmocka_unit_test(products_of_many_shapes),
         cmocka_unit_test(lengths_that_do_not_fit),
         cmocka_unit_test(optimiser_and_tables),

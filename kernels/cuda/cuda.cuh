@@ -67,6 +67,11 @@ static inline sp_cuda *sp_cuda_of(sp_tensor t) {
                             __VA_ARGS__, cudaGetErrorString(launched_));                           \
     } while (0)
 
+// Rows of bf16 begin at multiples of 16 bytes, as tensor maps and vector loads want it.
+static inline bool sp_cuda_aligned(sp_tensor t) {
+    return t.ld % 8 == 0 && (uintptr_t)t.data % 16 == 0;
+}
+
 // At least `bytes` of device memory, 256-byte aligned, valid until the next call.
 sp_status sp_cuda_scratch(sp_cuda *c, int64_t bytes, const char *what, void **out);
 // Runs tensor[T x cols] bf16 as a 2-D tensor map with boxes of 64 columns and `box_rows` rows,

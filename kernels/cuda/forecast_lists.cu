@@ -110,8 +110,7 @@ OP sp_cuda_forecast_lists(sp_heads heads, sp_grid g, sp_visibility v, const sp_s
                           sp_tensor f, int64_t i0, sp_tensor c, int64_t nb, sp_tensor lists) {
     Call x = {heads, g, v, s, f, c, lists, i0, nb};
     sp_cuda *cuda = sp_cuda_of(f);
-    // Tensor maps want 16-byte steps between rows.
-    bool fused = cuda->hopper && f.ld % 8 == 0 && (uintptr_t)f.data % 16 == 0;
+    bool fused = cuda->hopper && sp_cuda_aligned(f);
     if (fused && heads.head_dim == 128) return run<128>(cuda, x);
     if (fused && heads.head_dim == 64) return run<64>(cuda, x);
     return by_tiles(x);

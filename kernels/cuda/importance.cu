@@ -102,6 +102,9 @@ OP sp_cuda_importance(const sp_importance_args *a, sp_tensor q, int64_t i0, sp_t
                       sp_tensor out) {
     sp_cuda *c = sp_cuda_of(q);
     SP_TRY(sp_cuda_importance_supported(a->heads, a->fine, a->deployed));
+    if (!sp_cuda_aligned(q) || !sp_cuda_aligned(k))
+        return sp_error(SP_ENVIRONMENT, "broken contract in importance on CUDA: rows of q or c do "
+                                        "not begin at multiples of 16 bytes");
     CUDA_TRY(cudaMemset2DAsync(out.data, out.ld * 4, 0, out.cols * 4, out.rows, c->stream));
     if (k.rows == 0 || a->n_d == 0) return SP_OK;
     bool same = a->fine.kernel == a->deployed.kernel && a->fine.stride == a->deployed.stride;

@@ -157,12 +157,13 @@ static sp_status attend(sp_heads heads, sp_tensor q, int64_t q0, sp_tensor k, sp
     sp_cuda *c = sp_cuda_of(q);
     sp_status st = SP_OK;
     int64_t nb = ceil_div(q0 + q.rows, block), G = heads.q_heads / heads.kv_heads;
-    if (block == 64 && G <= 16 && c->hopper &&
+    bool fast = block == 64 && G <= 16 && sp_cuda_aligned(q) && sp_cuda_aligned(k) &&
+                sp_cuda_aligned(v) && sp_cuda_aligned(out);
+    if (fast && c->hopper &&
         (bias.data ? launched_sm90<true> : launched_sm90<false>)(c, heads, q, q0, k, v, bias, lists,
                                                                  out, &st))
         return st;
-    if (block == 64 && G >= 2 && G <= 16 &&
-        (!lists.data || nb * 4 <= c->shared_most)) { // 64/G queries in 32 bits
+    if (fast && G >= 2 && (!lists.data || nb * 4 <= c->shared_most)) { // 64/G queries in 32 bits
         if (heads.head_dim == 128) return launch_sm80<128>(c, heads, q, q0, k, v, bias, lists, out);
         if (heads.head_dim == 64) return launch_sm80<64>(c, heads, q, q0, k, v, bias, lists, out);
     }
