@@ -48,11 +48,13 @@ sp_status sp_state_check_base(const sp_train_state *s, const sp_model_desc *d,
                               const char *weights_sha256);
 
 // Newest checkpoint of a run folder, by the step number inside, that is complete and as it was
-// written; `path` NULL if there is none. Files that are not are named in a warning.
+// written; `path` NULL if the folder has no checkpoints. Files that are not whole are named in a
+// warning; SP_BAD_INPUT if all are such. One that cannot be read is SP_ENVIRONMENT.
 sp_status sp_newest_checkpoint(const char *run_dir, char **path);
 // Removes old ones, judged by the step number inside the files: keeps the `keep_last` newest (0:
 // all), every step divisible by keep_every (0: none), and always `written` (just saved), `resumed`
-// (started from; both may be NULL) and the one that `latest` names. Files that do not open are left
+// (started from; both may be NULL) and the one that `latest` names. Steps beyond `written` are left
+// alone and not counted. Files that do not open are left
 // alone and not counted. Leftovers of killed writers are removed: a run folder has one owner.
 sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t keep_every,
                                 const char *written, const char *resumed);

@@ -123,7 +123,16 @@ static bool is_at(int fd, const char *path) {
 static sp_status lock_destination(job *j) {
     while (j->lock < 0) {
         int fd;
-        SP_TRY(sp_open_own(j->lock_path, O_RDWR, &fd));
+        sp_status st = sp_open_own(j->lock_path, O_RDWR | O_NONBLOCK, &fd);
+        if (st != SP_OK) sp_error_prefix("the lock of an export to %s", j->out);
+        SP_TRY(st);
+        struct stat s;
+        if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != 0) {
+            close(fd);
+            return sp_error(SP_BAD_INPUT,
+                            "%s stands where an export to %s would put its lock; move it away",
+                            j->lock_path, j->out);
+        }
         if (flock(fd, LOCK_EX | LOCK_NB) == 0) {
             if (is_at(fd, j->lock_path))
                 j->lock = fd;
@@ -132,13 +141,13 @@ static sp_status lock_destination(job *j) {
             continue;
         }
         int why = errno;
+        if (why != EWOULDBLOCK && is_at(fd, j->lock_path)) unlink(j->lock_path);
         close(fd);
         if (why == EWOULDBLOCK)
             return sp_error(SP_BAD_INPUT,
                             "another process is exporting to %s; wait for it, or choose another "
                             "--out (under mpirun, too, an export is one process)",
                             j->out);
-        unlink(j->lock_path);
         sp_warn("%s cannot be locked (%s): start no other export to %s meanwhile", j->lock_path,
                 strerror(why), j->out);
         return SP_OK;
@@ -153,6 +162,8 @@ static void remove_leftovers(const job *j) {
     DIR *d = parent && prefix ? opendir(parent) : NULL;
     for (struct dirent *e; d && (e = readdir(d));) {
         if (strncmp(e->d_name, prefix, strlen(prefix)) != 0) continue;
+        const char *number = e->d_name + strlen(prefix);
+        if (!*number || number[strspn(number, "0123456789")] != 0) continue; // somebody else's
         char *path = sp_path_join(parent, e->d_name);
         if (path && sp_path_is_dir(path)) {
             sp_remove_tree(path);
@@ -373,7 +384,7 @@ static sp_status validate(const job *j) {
 static void free_job(job *j) {
     if (j->staging) sp_remove_tree(j->staging);
     if (j->lock >= 0) {
-        unlink(j->lock_path);
+        if (is_at(j->lock, j->lock_path)) unlink(j->lock_path);
         close(j->lock);
     }
     sp_model_desc_free(j->desc);

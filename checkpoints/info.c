@@ -467,7 +467,7 @@ static sp_status run_text(const char *dir, sp_text *t) {
             add_error(t, ", not readable: ");
         free(p);
     }
-    SP_GO(sp_newest_checkpoint(dir, &newest));
+    if (sp_newest_checkpoint(dir, &newest) != SP_OK) add_error(t, "  newest: ");
     if (newest) sp_text_add(t, "  newest: %s\n", sp_path_base(newest));
 done:
     json_decref(root);

@@ -7,6 +7,7 @@
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,9 +45,23 @@ static void free_checkpoints(checkpoint *c, int64_t n) {
     free(c);
 }
 
+// A file that the system does not let us read may be intact: that is no damage, and no reason to go
+// on without it.
+static sp_status check_readable(const char *path) {
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    int why = fd < 0 ? errno : 0;
+    if (fd >= 0) close(fd);
+    if (why == 0 || why == ENOENT || why == ELOOP || why == ENXIO) return SP_OK;
+    return sp_error(SP_ENVIRONMENT,
+                    "the checkpoint %s cannot be read: %s; make it readable, or move it away to go "
+                    "on without it",
+                    path, strerror(why));
+}
+
 // All checkpoints below `run_dir`, newest first; the ones that do not open come last, each with a
-// warning.
-static sp_status list_checkpoints(const char *run_dir, checkpoint **out, int64_t *n) {
+// warning. With `to_start`, one that cannot be read is an error.
+static sp_status list_checkpoints(const char *run_dir, bool to_start, checkpoint **out,
+                                  int64_t *n) {
     *out = NULL;
     *n = 0;
     char **names = NULL;
@@ -64,6 +79,7 @@ static sp_status list_checkpoints(const char *run_dir, checkpoint **out, int64_t
         if (!(c->path = sp_path_join(dir, names[i])))
             SP_GO(sp_error(SP_ENVIRONMENT, "out of memory"));
         ++*n;
+        if (to_start) SP_GO(check_readable(c->path));
         if (sp_state_peek_step(c->path, &c->step) != SP_OK) {
             sp_warn("ignoring a checkpoint: %s", sp_error_text());
             sp_error_clear();
@@ -89,7 +105,7 @@ sp_status sp_newest_checkpoint(const char *run_dir, char **path) {
     *path = NULL;
     checkpoint *c;
     int64_t n;
-    SP_TRY(list_checkpoints(run_dir, &c, &n));
+    SP_TRY(list_checkpoints(run_dir, true, &c, &n));
     sp_status st = SP_OK;
     for (int64_t i = 0; i < n && c[i].step >= 0 && !*path; i++) {
         sp_train_state whole = {0};
@@ -106,6 +122,14 @@ sp_status sp_newest_checkpoint(const char *run_dir, char **path) {
             break;
         }
     }
+    int64_t files = 0; // what is no file is no checkpoint either
+    for (int64_t i = 0; i < n; i++) files += c[i].path && sp_path_is_file(c[i].path);
+    if (st == SP_OK && files && !*path)
+        st = sp_error(SP_BAD_INPUT,
+                      "of the %" PRId64 " checkpoints in %s/checkpoints none can be used (see the "
+                      "warnings); copy them back from where they are whole, or begin anew in "
+                      "another folder, or with --force, which moves them aside",
+                      files, run_dir);
     free_checkpoints(c, n);
     return st;
 }
@@ -160,10 +184,14 @@ sp_status sp_rotate_checkpoints(const char *run_dir, int64_t keep_last, int64_t 
     if (!dir) return sp_error(SP_ENVIRONMENT, "out of memory");
     sp_status st = SP_OK;
     SP_GO(sp_latest_read(run_dir, &latest));
-    SP_GO(list_checkpoints(run_dir, &c, &n));
+    SP_GO(list_checkpoints(run_dir, false, &c, &n));
     remove_leftovers(dir);
+    // Steps that the run has yet to reach are of before it went back: they do not count.
+    int64_t reached = INT64_MAX, counted = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (sp_same_file(c[i].path, written)) reached = c[i].step;
     for (int64_t i = 0; keep_last > 0 && i < n; i++) {
-        if (i < keep_last || c[i].step < 0) continue;
+        if (c[i].step < 0 || c[i].step > reached || counted++ < keep_last) continue;
         if (keep_every > 0 && c[i].step % keep_every == 0) continue;
         if (sp_same_file(c[i].path, written) || sp_same_file(c[i].path, resumed) ||
             sp_same_file(c[i].path, latest))

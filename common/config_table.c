@@ -58,7 +58,7 @@ const sp_option sp_options[] = {
     INT("seed", "42", 0, INT64_MAX, "", FIXED, seed,
         "of the initial weights and of the sample order"),
     OTHER(
-        "init_from", SP_OPT_PATH, "null", "", FIXED, init_from,
+        "init_from", SP_OPT_PATH, "null", "", CHANGES, init_from,
         "Forecast weights to start from (safetensors, .pt or a training state) instead of random"),
 
     INT("training_kernel_size", "2", 1, TOKENS, "tokens", FIXED, training_kernel_size,

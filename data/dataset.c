@@ -347,23 +347,25 @@ static void warn_of_tokenizers(const sp_dataset *d) {
 }
 
 // Ids of another tokenizer are mostly in range, and then mean something else.
-static sp_status warn_of_model(const sp_dataset *d, const char *model) {
+static void warn_of_model(const sp_dataset *d, const char *model) {
     const char *known = NULL; // files of one import say the same
     for (int64_t i = 0; model && i < d->n; i++)
         for (int64_t k = 0; k < d->entry[i].files.n; k++) {
             const sp_source *s = d->entry[i].files.at[k];
             bool may;
             if (!s->tokenizer || (known && strcmp(known, s->tokenizer) == 0)) continue;
-            SP_TRY(sp_tokenizer_may_be_of_model(s->tokenizer, model, &may));
+            if (sp_tokenizer_may_be_of_model(s->tokenizer, model, &may) != SP_OK) {
+                sp_error_clear(); // nothing but this remark needs the file
+                return;
+            }
             known = s->tokenizer;
             if (may) continue;
             sp_warn("%s states that its rows are of the tokenizer '%s', and %s has another one: "
                     "unless these are the same, its ids mean something else there ('sparda data "
                     "retokenize' converts rows)",
                     s->path, s->tokenizer, model);
-            return SP_OK;
+            return;
         }
-    return SP_OK;
 }
 
 static void drop_missing(sp_dataset *d) {
@@ -430,7 +432,7 @@ sp_status sp_dataset_open(const sp_data_list *entries, const sp_dataset_options 
     normalise(d);
     if (f.skipped) warn_of_shares(d);
     warn_of_tokenizers(d);
-    st = warn_of_model(d, o->model);
+    warn_of_model(d, o->model);
 done:
     free(problems.text);
     if (st != SP_OK)

@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 static const char *const tokenizer_files[] = {"tokenizer.json", "tokenizer.model"};
 enum { FILES = 2, SHOWN = 16 }; // digits of a hash that an identity shows
@@ -42,20 +43,32 @@ static size_t name_length(const char *identity) {
     return end && end > identity ? (size_t)(end - identity) - 1 : strlen(identity);
 }
 
+static size_t digits(const char *hash) {
+    return strspn(hash, "0123456789abcdefABCDEF");
+}
+
+// The hash that an identity states; NULL if it states none, or too little of it to tell.
+static const char *stated_hash(const char *identity) {
+    enum { FEWEST = 8 };
+    const char *at = strstr(identity, "sha256:");
+    if (at) at += strlen("sha256:");
+    return at && digits(at) >= FEWEST ? at : NULL;
+}
+
 static bool same_hash(const char *x, const char *y) {
-    size_t n = strlen(x), m = strlen(y); // one may have been cut
-    return strncmp(x, y, n < m ? n : m) == 0;
+    size_t n = digits(x), m = digits(y); // one may have been cut
+    return strncasecmp(x, y, n < m ? n : m) == 0;
 }
 
 bool sp_tokenizers_may_be_equal(const char *a, const char *b) {
-    const char *x = strstr(a, "sha256:"), *y = strstr(b, "sha256:");
+    const char *x = stated_hash(a), *y = stated_hash(b);
     if (x && y) return same_hash(x, y);
     size_t n = name_length(a);
     return n == name_length(b) && strncmp(a, b, n) == 0;
 }
 
 sp_status sp_tokenizer_may_be_of_model(const char *identity, const char *dir, bool *may) {
-    const char *stated = strstr(identity, "sha256:");
+    const char *stated = stated_hash(identity);
     bool synthetic = strcmp(identity, SP_CORPUS_TOKENIZER) == 0, any = false;
     *may = true;
     if (!stated && !synthetic) return SP_OK;
@@ -64,7 +77,7 @@ sp_status sp_tokenizer_may_be_of_model(const char *identity, const char *dir, bo
         SP_TRY(hash_of(dir, i, hex));
         if (!hex[0]) continue;
         any = true;
-        if (stated && same_hash(stated + strlen("sha256:"), hex)) return SP_OK;
+        if (stated && same_hash(stated, hex)) return SP_OK;
     }
     *may = !any;
     return SP_OK;

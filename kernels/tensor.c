@@ -142,7 +142,7 @@ sp_status sp_backend_take(sp_backend *be, int64_t bytes, const char *what, void 
         return sp_error(
             SP_ENVIRONMENT,
             "out of memory on backend %s: %s needs %lld bytes (%.2f GiB), %lld bytes are "
-            "in use; shorten seq_len or use a machine with more memory",
+            "in use; take shorter sequences or a machine with more memory",
             be->name, what, (long long)bytes, (double)bytes / 0x1p30, (long long)be->bytes);
     be->bytes += bytes;
     if (be->bytes > be->peak_bytes) be->peak_bytes = be->bytes;

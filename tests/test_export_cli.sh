@@ -156,6 +156,22 @@ else
 fi
 [ -z "$(find "$work" -name '.*.tmp.*' -o -name '.*.lock')" ] || complain 'temporary files are left'
 
+# What only looks like an export's own stays.
+echo mine >"$work/.taken.lock"
+check 2 "$sparda" export "$work/run" --out "$work/taken" --no-parity
+has err '.taken.lock stands where an export to .* would put its lock; move it away'
+[ "$(cat "$work/.taken.lock")" = mine ] || complain 'a file under the name of a lock was changed'
+rm "$work/.taken.lock"
+mkfifo "$work/.taken.lock"
+check 2 "$sparda" export "$work/run" --out "$work/taken" --no-parity
+has err 'would put its lock; move it away'
+rm "$work/.taken.lock"
+mkdir "$work/.taken.tmp.mine" "$work/.taken.tmp.1.tmp.77" "$work/.taken.tmp.99"
+check 0 "$sparda" export "$work/run" --out "$work/taken" --no-parity
+has err 'removed what a killed export had left: .*taken.tmp.99'
+[ -d "$work/.taken.tmp.mine" ] && [ -d "$work/.taken.tmp.1.tmp.77" ] || complain 'folders of others are gone'
+rmdir "$work/.taken.tmp.mine" "$work/.taken.tmp.1.tmp.77"
+
 # ---- a disk that is full, a checkpoint that is damaged ------------------------------------------------
 check 3 sh -c "ulimit -f 20; trap '' XFSZ; exec '$sparda' export '$work/run' --out '$work/full' --no-parity"
 has err 'forecast.safetensors'

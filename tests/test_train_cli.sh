@@ -353,6 +353,45 @@ check 0 train hurt --set "data=[$work/corpus]" --set steps=3 --set save_every_st
 has err "ignoring a checkpoint: $newest.*checksum"
 has err 'after step 1 from'
 [ "$(lines hurt)" = 3 ] || complain 'steps after a damaged checkpoint'
+# Steps of before the run went back do not push out the ones that it saves.
+check 0 train back --set "data=[$work/corpus]" --set steps=4 --set save_every_steps=1
+damage() {
+    for step in "$@"; do
+        printf 'damage' | dd of="$work/back/checkpoints/step-000000$step.h5" bs=1 seek=$middle conv=notrunc 2>"$work/dd"
+    done
+}
+damage 3 4
+check 0 train back --set "data=[$work/corpus]" --set steps=2 --set save_every_steps=1 --set keep_last=2 --resume
+check 0 "$sparda" info "$work/back/checkpoints/step-0000001.h5"
+check 0 "$sparda" info "$work/back/checkpoints/step-0000002.h5"
+# Where none can be used, nothing is begun in their midst.
+damage 1 2
+cksum "$work/back/checkpoints/"* "$work/back/metrics.jsonl" >"$work/sums"
+for how in --resume --resume=auto; do
+    check 2 train back --set "data=[$work/corpus]" --set steps=5 "$how"
+    has err "of the 4 checkpoints in $work/back/checkpoints none can be used"
+    has err 'begin anew in another folder, or with --force'
+done
+cksum "$work/back/checkpoints/"* "$work/back/metrics.jsonl" >"$work/sums-then"
+cmp -s "$work/sums" "$work/sums-then" || complain 'unusable checkpoints or their metrics were touched'
+check 0 "$sparda" info "$work/back"
+has out 'newest: of the 4 checkpoints'
+check 0 train back --set "data=[$work/corpus]" --set steps=1 --force
+[ -f "$work/back/old-1/checkpoints/step-0000004.h5" ] || complain 'not moved aside'
+# One that the system does not let us read may be intact: the run does not go on without it.
+nobody=
+[ "$(id -u)" != 0 ] || nobody='setpriv --reuid=65534 --regid=65534 --clear-groups'
+chmod 755 "$work"
+if $nobody test -r "$base/config.json" -a -x "$sparda" 2>"$work/dd"; then
+    mkdir "$work/theirs"
+    cp -r "$work/hurt" "$work/theirs/run"
+    chmod 000 "$work/theirs/run/checkpoints/step-0000003.h5"
+    [ -z "$nobody" ] || chown -R 65534:65534 "$work/theirs"
+    # shellcheck disable=SC2086  # no word where it is empty
+    check 3 $nobody "$sparda" train "$work/c.yaml" --set "data=[$work/corpus]" --set "base=$base" --set steps=4 \
+        --out "$work/theirs/run" --resume=auto
+    has err 'step-0000003.h5 cannot be read: Permission denied; make it readable, or move it away'
+fi
 
 # ---- rows of another tokenizer than the model's
 cp -r "$root/data/tiny-base" "$work/tok"
@@ -370,7 +409,17 @@ check 0 "$sparda" data verify "$work/ids" --base "$work/tok"
 has err 'has another one'
 check 0 train with-tok --set "data=[$work/corpus]" --set "base=$work/tok" --dry-run
 has err "of the tokenizer 'synthetic-1024', and .* has another one"
-cp "$work/tok/tokenizer.json" "$work/tok/tokenizer.model"
+for stated in 'X sha256:' 'sha256:e' 'not stated'; do # too little to tell
+    check 0 "$sparda" data import "$work/ids.jsonl" --vocab 1024 --tokenizer "$stated" --out "$work/ids" --force
+    check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
+    lacks err 'has another one'
+done
+hash=$(sha256sum <"$work/tok/tokenizer.json" | tr a-f A-F | cut -c1-40)
+check 0 "$sparda" data import "$work/ids.jsonl" --vocab 1024 --tokenizer "X sha256:$hash (a copy)" --out "$work/ids" --force
+check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
+lacks err 'has another one'
+check 0 "$sparda" data import "$work/ids.jsonl" --base "$work/tok" --out "$work/ids" --force
+printf '{"a": 2}\n' >"$work/tok/tokenizer.model"
 printf '{"a": 1}\n' >"$work/tok/tokenizer.json"
 check 0 train with-tok --set "data=[$work/ids]" --set "base=$work/tok" --dry-run
 lacks err 'has another one'

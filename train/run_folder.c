@@ -118,6 +118,7 @@ static bool is_failed_start(const char *dir) {
                  json_integer_value(step) == 0;
         json_decref(info);
     }
+    sp_error_clear();
     free(checkpoint);
     free(text);
     free(path);
