@@ -1,4 +1,5 @@
 #include "tests/golden.h"
+#include "checkpoints/checkpoints.h"
 #include "common/util.h"
 #include "model/safetensors.h"
 
@@ -181,6 +182,15 @@ sp_forecast golden_forecast(float factor) {
         for (int64_t i = 0; i < n; i++) to[i] = factor * w[i];
         free(w);
     }
+    return f;
+}
+
+sp_forecast test_trained_forecast(void) {
+    sp_forecast f;
+    char *path = test_path("tests/trained/forecast.safetensors");
+    assert_ok(sp_forecast_alloc(test_tiny_base()->desc, &f));
+    assert_ok(sp_forecast_import(path, &f, NULL));
+    free(path);
     return f;
 }
 

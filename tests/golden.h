@@ -28,6 +28,7 @@ int32_t *golden_bits(const char *file, const char *name, int64_t outer, int64_t 
                      int64_t k);
 // Weights of forecast_init.safetensors by scored layer, times `factor`.
 sp_forecast golden_forecast(float factor);
+sp_forecast test_trained_forecast(void); // of the tiny base, tests/trained; caller frees
 
 float *test_download(sp_tensor t); // caller frees
 int32_t *test_download_i32(sp_tensor t);

@@ -4,7 +4,6 @@
 //
 // Dense attention and the original selector see the same sequences in the same order as when those
 // figures were made, so only rounding may move an answer; random blocks are another draw.
-#include "checkpoints/checkpoints.h"
 #include "tests/golden.h"
 #include "validate/pass.h"
 
@@ -89,14 +88,11 @@ static void test_readme_figures(void **state) {
     (void)state;
     const sp_model *m = test_tiny_base();
     sp_report report;
-    sp_forecast trained, random;
+    sp_forecast trained = test_trained_forecast(), random;
     sp_forecast_device on_trained, on_random;
     int64_t length = 1024;
-    char *path = test_path("tests/trained/forecast.safetensors");
     assert_ok(sp_report_open(&report));
-    assert_ok(sp_forecast_alloc(m->desc, &trained));
     assert_ok(sp_forecast_alloc(m->desc, &random));
-    assert_ok(sp_forecast_import(path, &trained, NULL));
     sp_forecast_init(&random, 1);
     assert_ok(sp_forecast_upload(m->backend, &trained, &on_trained));
     assert_ok(sp_forecast_upload(m->backend, &random, &on_random));
@@ -111,7 +107,6 @@ static void test_readme_figures(void **state) {
     assert_within("LM loss, original", sp_json_at(loss, "original"), 1.6131, 5e-5);
     assert_ok(sp_measure_needles(&p));
     check_needles(json_object_get(report.root, "retrieval"));
-    free(path);
     sp_report_close(&report);
     sp_forecast_free(&trained);
     sp_forecast_free(&random);
